@@ -1,10 +1,10 @@
 //! Flags that several commands share.
 
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 #[cfg(feature = "hub")]
 use crate::hub::HubArgs;
-use crate::model_name::Named;
+use crate::model_name::PositionalArg;
 use crate::progress;
 use crate::ranks::{self, Neighbours, RankArgs};
 use crate::shown::say;
@@ -188,14 +188,14 @@ pub struct DeviceArgs {
 
 impl DeviceArgs {
     /// Returns the selected devices. The CPU device uses the threads of `pool`.
-    pub fn devices(&self, pool: Pool) -> Outcome<Vec<Arc<dyn Device>>> {
+    pub fn devices(&self, pool: Pool) -> CommandResult<Vec<Arc<dyn Device>>> {
         Ok(self.backends.registry_on(pool).parse(&self.list)?)
     }
 
     /// Returns the selected devices for other programs, which see them separately. Of automatically
     /// selected devices, the CPU is included only if there is no other. The CPU is the fallback for
     /// what they do not support.
-    pub fn lent(&self, pool: Pool) -> Outcome<Lent> {
+    pub fn lent(&self, pool: Pool) -> CommandResult<Lent> {
         let registry = self.backends.registry_on(pool);
         let mut devices = registry.parse(&self.list)?;
         if self.list.trim().eq_ignore_ascii_case("auto") && devices.len() > 1 {
@@ -211,18 +211,18 @@ impl DeviceArgs {
 
     /// Returns the selected devices for a model. If the list ends with a device that is not a CPU,
     /// the CPU is added at the end, because other devices may not support every operation.
-    fn devices_for_model(&self, cpu: &CpuArgs) -> Outcome<Vec<Arc<dyn Device>>> {
+    fn devices_for_model(&self, cpu: &CpuArgs) -> CommandResult<Vec<Arc<dyn Device>>> {
         let registry = self.backends.registry_on(cpu.pool()?);
         self.with_host(&registry, registry.parse(&self.list)?)
     }
 
     /// Returns one device that divides tensors over the selected ones, followed by a CPU with one
     /// thread for what is not divided, such as the embedding.
-    fn divided(&self, cpu: &CpuArgs, options: MetaOptions) -> Outcome<Vec<Arc<dyn Device>>> {
+    fn divided(&self, cpu: &CpuArgs, options: MetaOptions) -> CommandResult<Vec<Arc<dyn Device>>> {
         let registry = self.backends.registry_on(cpu.pool()?);
         let members = registry.parse(&self.list)?;
         if members.len() < 2 {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "--split-mode tensor: name two devices or more with --device, such as cpu:cores=0-3,cpu:cores=4-7",
             ));
         }
@@ -236,7 +236,7 @@ impl DeviceArgs {
         cpu: &CpuArgs,
         group: &ProcessGroup,
         options: MetaOptions,
-    ) -> Outcome<Vec<Arc<dyn Device>>> {
+    ) -> CommandResult<Vec<Arc<dyn Device>>> {
         let neighbours = Neighbours::ask(group)?;
         let mut cpu = cpu.clone();
         cpu.share(neighbours.sharing);
@@ -252,7 +252,7 @@ impl DeviceArgs {
             _ => None,
         };
         let own = own.ok_or_else(|| {
-            Failure::usage(format_args!(
+            CommandError::usage(format_args!(
                 "--device: {} for {} on this machine: name one for all, or one for each",
                 samite::counted(named.len(), "device"),
                 match neighbours.all {
@@ -269,7 +269,7 @@ impl DeviceArgs {
         &self,
         registry: &Registry,
         device: Arc<MetaDevice>,
-    ) -> Outcome<Vec<Arc<dyn Device>>> {
+    ) -> CommandResult<Vec<Arc<dyn Device>>> {
         let mut devices: Vec<Arc<dyn Device>> = vec![device];
         if !self.only {
             devices.push(registry.init_by_name("cpu", "threads=1".parse()?)?);
@@ -292,14 +292,15 @@ impl DeviceArgs {
     }
 
     /// Returns two devices, each followed by the CPU as for a model.
-    fn pair(&self, cpu: &CpuArgs) -> Outcome<[Vec<Arc<dyn Device>>; 2]> {
+    fn pair(&self, cpu: &CpuArgs) -> CommandResult<[Vec<Arc<dyn Device>>; 2]> {
         let registry = self.backends.registry_on(cpu.pool()?);
         let named = match &*self.list {
             "auto" => Vec::new(),
             list => registry.parse(list)?,
         };
-        let [first, second] = <[_; 2]>::try_from(named)
-            .map_err(|_| Failure::usage("--device: name two devices, such as cpu,reference"))?;
+        let [first, second] = <[_; 2]>::try_from(named).map_err(|_| {
+            CommandError::usage("--device: name two devices, such as cpu,reference")
+        })?;
         Ok([
             self.with_host(&registry, vec![first])?,
             self.with_host(&registry, vec![second])?,
@@ -310,7 +311,7 @@ impl DeviceArgs {
         &self,
         registry: &Registry,
         mut devices: Vec<Arc<dyn Device>>,
-    ) -> Outcome<Vec<Arc<dyn Device>>> {
+    ) -> CommandResult<Vec<Arc<dyn Device>>> {
         if devices
             .last()
             .is_some_and(|device| device.kind() != DeviceKind::Cpu)
@@ -671,24 +672,24 @@ impl ModelArgs {
         self.devices.adds_cpu(devices)
     }
 
-    fn rules(&self) -> Outcome<Vec<PlacementRule>> {
+    fn rules(&self) -> CommandResult<Vec<PlacementRule>> {
         let mut rules = Vec::new();
         rules.extend(self.ngl.map(PlacementRule::LastLayers));
         if let (Some(split), false) = (&self.tensor_split, self.splits_tensors()) {
-            rules.push(PlacementRule::parse_split(split).map_err(Failure::usage)?);
+            rules.push(PlacementRule::parse_split(split).map_err(CommandError::usage)?);
         }
         for text in self.experts_on_cpu()?.iter().chain(&self.override_tensor) {
-            rules.extend(PlacementRule::parse_overrides(text).map_err(Failure::usage)?);
+            rules.extend(PlacementRule::parse_overrides(text).map_err(CommandError::usage)?);
         }
         for text in &self.place {
-            rules.extend(PlacementRule::parse_all(text).map_err(Failure::usage)?);
+            rules.extend(PlacementRule::parse_all(text).map_err(CommandError::usage)?);
         }
         Ok(rules)
     }
 
     /// Translates `--cpu-moe` and `--n-cpu-moe` to `--override-tensor`. Returns `None` if none of
     /// the selected layers has experts, like the first layers of many models.
-    fn experts_on_cpu(&self) -> Outcome<Option<String>> {
+    fn experts_on_cpu(&self) -> CommandResult<Option<String>> {
         let count = match self.n_cpu_moe {
             _ if self.cpu_moe => u16::MAX,
             count => count.unwrap_or(0),
@@ -720,12 +721,12 @@ impl ModelArgs {
 
     /// Connects the other processes that share the model, if there are any. Must be called before
     /// anything else.
-    pub fn ranks(&self) -> Outcome<Option<&'static ProcessGroup>> {
+    pub fn ranks(&self) -> CommandResult<Option<&'static ProcessGroup>> {
         self.ranks.start(self.splits_tensors())
     }
 
     /// Returns the devices that `--device` and `--split-mode` select.
-    fn chosen_devices(&self, cpu: &CpuArgs) -> Outcome<Vec<Arc<dyn Device>>> {
+    fn chosen_devices(&self, cpu: &CpuArgs) -> CommandResult<Vec<Arc<dyn Device>>> {
         match self.split_mode {
             SplitMode::Layer => self.devices.devices_for_model(cpu),
             SplitMode::None => {
@@ -752,11 +753,13 @@ impl ModelArgs {
     }
 
     /// Returns how `--split-mode tensor` divides tensors.
-    fn meta_options(&self) -> Outcome<MetaOptions> {
+    fn meta_options(&self) -> CommandResult<MetaOptions> {
         let ratios = self.tensor_split.as_ref().map(|split| {
-            match PlacementRule::parse_split(split).map_err(Failure::usage)? {
+            match PlacementRule::parse_split(split).map_err(CommandError::usage)? {
                 PlacementRule::Split(parts) => Ok(parts),
-                _ => Err(Failure::usage("--tensor-split: not a list of proportions")),
+                _ => Err(CommandError::usage(
+                    "--tensor-split: not a list of proportions",
+                )),
             }
         });
         Ok(MetaOptions {
@@ -772,7 +775,7 @@ impl ModelArgs {
         &self,
         cpu: &CpuArgs,
         cluster: &Cluster,
-    ) -> Outcome<Vec<Arc<dyn Device>>> {
+    ) -> CommandResult<Vec<Arc<dyn Device>>> {
         let registry = self.devices.backends.registry_on(cpu.pool()?);
         let like = registry.device("cpu")?;
         let host = || paper(like, "cpu", cluster.host.memory, None);
@@ -808,7 +811,7 @@ impl ModelArgs {
         &self,
         devices: Vec<Arc<dyn Device>>,
         cancel: &CancelToken,
-    ) -> Outcome<Arc<Model>> {
+    ) -> CommandResult<Arc<Model>> {
         let options = self.model_options(devices, cancel)?;
         Ok(Model::without_weights(
             &self.header(options.load_mode)?,
@@ -817,7 +820,7 @@ impl ModelArgs {
     }
 
     /// Fails if dividing tensors is predicted to be slower than one device alone.
-    fn check_split(&self, devices: &[Arc<dyn Device>], cancel: &CancelToken) -> Outcome {
+    fn check_split(&self, devices: &[Arc<dyn Device>], cancel: &CancelToken) -> CommandResult {
         if !self.splits_tensors() || self.split_anyway {
             return Ok(());
         }
@@ -832,7 +835,7 @@ impl ModelArgs {
                 alone,
                 divided,
                 exchanging,
-            }) => Err(Failure::error(format_args!(
+            }) => Err(CommandError::error(format_args!(
                 "--split-mode tensor would be slower: {:.2} ms for a token, {:.2} of them for \
                  exchanges, instead of {:.2} on {best} alone; \
                  leave it out, or do it with --split-anyway",
@@ -844,7 +847,7 @@ impl ModelArgs {
     }
 
     /// Checks that settings which must be the same are the same in all processes.
-    fn compare(&self, group: &ProcessGroup, cancel: &CancelToken) -> Outcome {
+    fn compare(&self, group: &ProcessGroup, cancel: &CancelToken) -> CommandResult {
         let version = ranks::hash(env!("CARGO_PKG_VERSION"));
         group.agree("version of samite", version)?;
         let file = self.header(self.load_mode())?;
@@ -893,7 +896,7 @@ impl ModelArgs {
         Ok(group.agree("set of flags", flags)?)
     }
 
-    fn header(&self, mode: LoadMode) -> Outcome<GgufFile> {
+    fn header(&self, mode: LoadMode) -> CommandResult<GgufFile> {
         Ok(match self.file()? {
             Some(path) => GgufFile::open_header(path, mode)?,
             None => embedded()?,
@@ -901,7 +904,7 @@ impl ModelArgs {
     }
 
     /// Returns the model's file, or `None` for the built-in model. Downloads a model given by name.
-    pub fn file(&self) -> Outcome<Option<&Path>> {
+    pub fn file(&self) -> CommandResult<Option<&Path>> {
         #[cfg(feature = "hub")]
         return self.hub.path(&self.model);
         #[cfg(not(feature = "hub"))]
@@ -909,7 +912,7 @@ impl ModelArgs {
     }
 
     /// Loads the model and shows a progress bar.
-    pub fn load(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+    pub fn load(&self, cpu: &CpuArgs, cancel: &CancelToken) -> CommandResult<Arc<Model>> {
         self.file()?;
         if let Some(group) = ranks::group() {
             self.compare(group, cancel)?;
@@ -934,7 +937,7 @@ impl ModelArgs {
     /// Returns nine tenths of the bytes that are free now, on the host and on devices with their
     /// own memory.
     #[cfg(feature = "serve")]
-    pub fn free_memory(&self, cpu: &CpuArgs) -> Outcome<u64> {
+    pub fn free_memory(&self, cpu: &CpuArgs) -> CommandResult<u64> {
         let devices = self.chosen_devices(cpu)?;
         let free = |device: &Arc<dyn Device>| device.memory().free.unwrap_or(0) as u64;
         let of = |kind: DeviceKind| devices.iter().filter(move |device| device.kind() == kind);
@@ -957,17 +960,17 @@ impl ModelArgs {
     ///
     /// # Errors
     /// Returns an error if flags name another model.
-    pub fn set_name(&mut self, name: &str) -> Outcome {
+    pub fn set_name(&mut self, name: &str) -> CommandResult {
         if !self.is_embedded() {
-            return Err(Failure::usage(format_args!(
+            return Err(CommandError::usage(format_args!(
                 "'{}' names a model, and so do the flags: leave out one of them",
                 name.escape_debug()
             )));
         }
-        match Named::new(name) {
+        match PositionalArg::new(name) {
             #[cfg(feature = "hub")]
-            Named::Repository(reference) => self.hub.set(reference),
-            Named::File | Named::Other => self.model = Some(name.into()),
+            PositionalArg::Repository(reference) => self.hub.set(reference),
+            PositionalArg::File | PositionalArg::Other => self.model = Some(name.into()),
         }
         Ok(())
     }
@@ -983,13 +986,17 @@ impl ModelArgs {
 
     /// Loads the model twice, once for each of two named devices, which keep the order of
     /// operations.
-    pub fn load_pair(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<[Arc<Model>; 2]> {
+    pub fn load_pair(&self, cpu: &CpuArgs, cancel: &CancelToken) -> CommandResult<[Arc<Model>; 2]> {
         let [first, second] = self.devices.pair(cpu)?;
         let load = |side: Vec<_>| self.load_on(side.iter().map(in_order).collect(), cancel);
         Ok([load(first)?, load(second)?])
     }
 
-    fn load_on(&self, devices: Vec<Arc<dyn Device>>, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+    fn load_on(
+        &self,
+        devices: Vec<Arc<dyn Device>>,
+        cancel: &CancelToken,
+    ) -> CommandResult<Arc<Model>> {
         let mut options = self.model_options(devices, cancel)?;
         let file = self.file()?;
         let bar = progress::bytes("loading");
@@ -1003,9 +1010,9 @@ impl ModelArgs {
             None => embedded().and_then(|file| Model::from_gguf(&file, &options)),
         };
         model.map_err(|error| match error {
-            Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(format_args!(
-                "{error}; --mmap --no-repack leaves the weights in the file"
-            )),
+            Error::Core(error @ samite::Error::OutOfMemory { .. }) => CommandError::error(
+                format_args!("{error}; --mmap --no-repack leaves the weights in the file"),
+            ),
             error => error.into(),
         })
     }
@@ -1017,7 +1024,7 @@ impl ModelArgs {
         path: &Path,
         model: &Arc<Model>,
         cancel: &CancelToken,
-    ) -> Outcome<Arc<Model>> {
+    ) -> CommandResult<Arc<Model>> {
         Ok(Model::load(path, &self.options_beside(model, cancel)?)?)
     }
 
@@ -1029,14 +1036,18 @@ impl ModelArgs {
         path: &Path,
         model: &Arc<Model>,
         cancel: &CancelToken,
-    ) -> Outcome<Arc<Model>> {
+    ) -> CommandResult<Arc<Model>> {
         let options = self.options_beside(model, cancel)?;
         let header = GgufFile::open_header(path, options.load_mode)?;
         Ok(Model::without_weights(&header, &options)?)
     }
 
     #[cfg(feature = "serve")]
-    fn options_beside(&self, model: &Arc<Model>, cancel: &CancelToken) -> Outcome<ModelOptions> {
+    fn options_beside(
+        &self,
+        model: &Arc<Model>,
+        cancel: &CancelToken,
+    ) -> CommandResult<ModelOptions> {
         let devices = model.devices().iter().cloned().collect();
         Ok(ModelOptions {
             rules: Vec::new(),
@@ -1045,7 +1056,7 @@ impl ModelArgs {
     }
 
     /// Reads only the header of the model's file, for plans.
-    pub fn load_header(&self, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+    pub fn load_header(&self, cpu: &CpuArgs, cancel: &CancelToken) -> CommandResult<Arc<Model>> {
         self.load_header_on(self.chosen_devices(cpu)?, cancel)
     }
 
@@ -1053,7 +1064,7 @@ impl ModelArgs {
         &self,
         devices: Vec<Arc<dyn Device>>,
         cancel: &CancelToken,
-    ) -> Outcome<ModelOptions> {
+    ) -> CommandResult<ModelOptions> {
         let mut options = ModelOptions::new(devices);
         options.rules = self.rules()?;
         options.fit = match self.fit {
@@ -1096,10 +1107,10 @@ impl ModelArgs {
     }
 
     /// Returns the types of cached keys and values.
-    pub fn kv_types(&self) -> Outcome<[DType; 2]> {
+    pub fn kv_types(&self) -> CommandResult<[DType; 2]> {
         let dtype = |flag: &str, name: &str| {
             DType::from_name(name.trim()).ok_or_else(|| {
-                Failure::usage(format_args!(
+                CommandError::usage(format_args!(
                     "{flag}: '{name}' is not a type; try f16, f32 or q8_0"
                 ))
             })
@@ -1121,10 +1132,10 @@ impl ModelArgs {
     }
 
     /// Returns the context options that the flags set.
-    pub fn context_options(&self, cancel: &CancelToken) -> Outcome<ContextOptions> {
+    pub fn context_options(&self, cancel: &CancelToken) -> CommandResult<ContextOptions> {
         let kv_types = self.kv_types()?;
         if self.no_flash && kv_types[1].is_quantized() {
-            return Err(Failure::usage(format_args!(
+            return Err(CommandError::usage(format_args!(
                 "--kv, --cache-type-v: values of type {} need flash attention: leave out --no-flash, or choose f16",
                 kv_types[1]
             )));
@@ -1160,18 +1171,22 @@ impl ModelArgs {
     }
 
     /// Creates a context for `model` with the adapters that the flags name.
-    pub fn context(&self, model: Arc<Model>, options: ContextOptions) -> Outcome<Context> {
+    pub fn context(&self, model: Arc<Model>, options: ContextOptions) -> CommandResult<Context> {
         let options = self.with_adapters(&model, options)?;
         Context::new(model, options).map_err(|error| match error {
-            Error::Core(error @ samite::Error::OutOfMemory { .. }) => Failure::error(format_args!(
-                "{error}; see --ctx-size (-c) and --ubatch-size (-ub)"
-            )),
+            Error::Core(error @ samite::Error::OutOfMemory { .. }) => CommandError::error(
+                format_args!("{error}; see --ctx-size (-c) and --ubatch-size (-ub)"),
+            ),
             error => error.into(),
         })
     }
 
     /// Works like [`context`](Self::context), but only plans.
-    pub fn context_plan(&self, model: Arc<Model>, options: ContextOptions) -> Outcome<ContextPlan> {
+    pub fn context_plan(
+        &self,
+        model: Arc<Model>,
+        options: ContextOptions,
+    ) -> CommandResult<ContextPlan> {
         let options = self.with_adapters(&model, options)?;
         Ok(ContextPlan::new(model, options)?)
     }
@@ -1181,7 +1196,7 @@ impl ModelArgs {
         &self,
         model: &Arc<Model>,
         options: &ContextOptions,
-    ) -> Outcome<Option<usize>> {
+    ) -> CommandResult<Option<usize>> {
         let trained = model.spec().n_ctx_train;
         // Processes that share a model may have different amounts of memory.
         if ranks::group().is_some() || self.shares_memory {
@@ -1215,7 +1230,7 @@ impl ModelArgs {
         &self,
         model: &Arc<Model>,
         mut options: ContextOptions,
-    ) -> Outcome<ContextOptions> {
+    ) -> CommandResult<ContextOptions> {
         options.output = options.output.resolve(model.spec());
         for (path, share) in self.adapters.files() {
             let adapter = Adapter::load(path, model)?;
@@ -1243,7 +1258,7 @@ pub fn divided(plan: &samite::sched::Plan) -> Option<(&MetaDevice, Vec<samite::T
 }
 
 /// Returns the predicted time of a plan for one token, if tensors are divided.
-pub fn predicted(plan: &samite::sched::Plan) -> Outcome<Option<Prediction>> {
+pub fn predicted(plan: &samite::sched::Plan) -> CommandResult<Option<Prediction>> {
     let Some((device, nodes)) = divided(plan) else {
         return Ok(None);
     };

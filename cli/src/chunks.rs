@@ -1,7 +1,7 @@
 //! Texts that are evaluated in chunks.
 
-use crate::failure::{Failure, Outcome};
-use crate::files::Source;
+use crate::failure::{CommandError, CommandResult};
+use crate::files::TextSource;
 use crate::shown::counted;
 use samite::text::Tokenizer;
 
@@ -12,7 +12,7 @@ pub const DEFAULT_CHUNK: usize = 512;
 const MAX_TOKENS: usize = 1 << 26;
 
 /// The part of a text to evaluate.
-pub struct Part {
+pub struct ChunkRange {
     /// Tokens per chunk.
     pub chunk: usize,
     /// Number of chunks to skip at the start.
@@ -23,9 +23,9 @@ pub struct Part {
     pub parse_special: bool,
 }
 
-impl Part {
+impl ChunkRange {
     /// Returns the tokens of this part, at least those of one chunk.
-    pub fn tokens(&self, source: Source, tokenizer: &Tokenizer) -> Outcome<Vec<u32>> {
+    pub fn tokens(&self, source: TextSource, tokenizer: &Tokenizer) -> CommandResult<Vec<u32>> {
         let name = source.name().to_owned();
         let chunk = self.chunk;
         let left_out = chunk.saturating_mul(self.from_chunk as usize);
@@ -35,7 +35,7 @@ impl Part {
         let most = wanted.map_or(MAX_TOKENS, |wanted| left_out.saturating_add(wanted));
         let mut tokens = source.tokens(tokenizer, self.parse_special, most, |_| {})?;
         if wanted.is_none() && tokens.len() > most {
-            return Err(Failure::error(format_args!(
+            return Err(CommandError::error(format_args!(
                 "{name}: has more than {most} tokens: choose how many of them with --chunks"
             )));
         }
@@ -47,7 +47,7 @@ impl Part {
                 0 => String::new(),
                 left_out => format!(" of which {left_out} are left out, and"),
             };
-            return Err(Failure::error(format_args!(
+            return Err(CommandError::error(format_args!(
                 "{name}: has {},{without} one chunk needs {chunk}: take a longer text or a smaller --ctx-size",
                 counted(count, "token")
             )));

@@ -1,7 +1,7 @@
 //! Flags for the threads of the CPU device.
 
 use crate::args::thread_count;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use clap::Args;
 use samite::llm::ContextOptions;
 use samite::registry::{
@@ -81,7 +81,7 @@ struct BatchArgs {
 
 impl BatchArgs {
     /// Rejects values that differ from the flags for all threads.
-    fn check(&self, pool: &PoolArgs) -> Outcome {
+    fn check(&self, pool: &PoolArgs) -> CommandResult {
         let cpus = both(&self.cpu_mask_batch, &self.cpu_range_batch);
         let cpus_flag = match self.cpu_mask_batch {
             Some(_) => "--cpu-mask",
@@ -100,7 +100,7 @@ impl BatchArgs {
             ),
         ] {
             if differs {
-                return Err(Failure::usage(format_args!(
+                return Err(CommandError::usage(format_args!(
                     "{flag}-batch: the threads of prompts are those of single tokens: give {flag} the same value, or leave {flag}-batch out"
                 )));
             }
@@ -144,10 +144,10 @@ impl PoolArgs {
 
     /// Creates a pool of `threads` threads with these flags. The default is as many as can run at
     /// the same time.
-    pub fn pool(&self, threads: Option<usize>) -> Outcome<Pool> {
+    pub fn pool(&self, threads: Option<usize>) -> CommandResult<Pool> {
         let cpus = self.cpus();
         if self.cpu_strict && cpus.is_none() {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "--cpu-strict: name processors with --cpu-mask or --cpu-range",
             ));
         }
@@ -161,14 +161,16 @@ impl PoolArgs {
             poll: self.poll,
         });
         pool.map_err(|error| match error {
-            PoolError::Cpus(_) => Failure::usage(format_args!("{}: {error}", self.cpu_flags())),
-            PoolError::Priority(_) => Failure::usage(format_args!("--prio: {error}")),
+            PoolError::Cpus(_) => {
+                CommandError::usage(format_args!("{}: {error}", self.cpu_flags()))
+            }
+            PoolError::Priority(_) => CommandError::usage(format_args!("--prio: {error}")),
         })
     }
 
     /// Creates a pool of one thread that may run on all of the processors, for code that starts its
     /// own threads.
-    pub fn place(&self) -> Outcome<Pool> {
+    pub fn place(&self) -> CommandResult<Pool> {
         let anywhere = PoolArgs {
             cpu_strict: false,
             ..self.clone()
@@ -210,7 +212,7 @@ impl CpuArgs {
     }
 
     /// Creates the pool of the CPU device.
-    pub fn pool(&self) -> Outcome<Pool> {
+    pub fn pool(&self) -> CommandResult<Pool> {
         self.batch.check(&self.pool)?;
         let [threads, threads_batch] = self.counts();
         self.pool.pool(Some(threads.max(threads_batch)))
@@ -305,7 +307,9 @@ mod tests {
             ("--poll-batch 50", "--poll-batch: "),
         ] {
             match check(line) {
-                Err(Failure::Usage(message)) => assert!(message.starts_with(flag), "{message}"),
+                Err(CommandError::Usage(message)) => {
+                    assert!(message.starts_with(flag), "{message}")
+                }
                 other => panic!("{line}: {other:?}"),
             }
         }

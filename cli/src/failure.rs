@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 
 /// The reason why a command failed.
 #[derive(Debug)]
-pub enum Failure {
+pub enum CommandError {
     /// The flags contradict each other or name something that does not exist.
     Usage(String),
     /// Any other error.
@@ -23,29 +23,29 @@ pub enum Failure {
 }
 
 /// Result of a command.
-pub type Outcome<T = ()> = Result<T, Failure>;
+pub type CommandResult<T = ()> = Result<T, CommandError>;
 
-impl Failure {
+impl CommandError {
     /// Creates a failure for wrong flags.
     pub fn usage(message: impl Display) -> Self {
-        Failure::Usage(message.to_string())
+        CommandError::Usage(message.to_string())
     }
 
     /// Creates any other failure.
     pub fn error(message: impl Display) -> Self {
-        Failure::Error(message.to_string())
+        CommandError::Error(message.to_string())
     }
 
     /// Returns the message.
     pub fn text(&self) -> String {
         match self {
-            Failure::Usage(message) => format!("{message} (see --help)"),
-            Failure::Error(message) | Failure::Agreed(message) => message.clone(),
-            Failure::Lost(message) => {
+            CommandError::Usage(message) => format!("{message} (see --help)"),
+            CommandError::Error(message) | CommandError::Agreed(message) => message.clone(),
+            CommandError::Lost(message) => {
                 format!("{message}; what it held is gone: start again when it is back")
             }
-            Failure::Interrupted => "interrupted".to_owned(),
-            Failure::OutputClosed => "nobody reads the output any more".to_owned(),
+            CommandError::Interrupted => "interrupted".to_owned(),
+            CommandError::OutputClosed => "nobody reads the output any more".to_owned(),
         }
     }
 
@@ -53,16 +53,19 @@ impl Failure {
     /// the first one prints it.
     pub fn report(self) -> i32 {
         let exit_code = match self {
-            Failure::Usage(_) => 2,
-            Failure::Error(_) | Failure::Lost(_) | Failure::Agreed(_) => 1,
-            Failure::Interrupted => interrupt::exit_code(),
-            Failure::OutputClosed => return 0,
+            CommandError::Usage(_) => 2,
+            CommandError::Error(_) | CommandError::Lost(_) | CommandError::Agreed(_) => 1,
+            CommandError::Interrupted => interrupt::exit_code(),
+            CommandError::OutputClosed => return 0,
         };
         let text = self.text();
         match (&self, ranks::rank()) {
-            (Failure::Agreed(_) | Failure::Interrupted, Some(1..)) => {}
-            (Failure::Interrupted, _) => say(text),
-            (Failure::Usage(_) | Failure::Error(_) | Failure::Lost(_), Some(rank @ 1..)) => {
+            (CommandError::Agreed(_) | CommandError::Interrupted, Some(1..)) => {}
+            (CommandError::Interrupted, _) => say(text),
+            (
+                CommandError::Usage(_) | CommandError::Error(_) | CommandError::Lost(_),
+                Some(rank @ 1..),
+            ) => {
                 say(format_args!("error: rank {rank}: {}", one_line(&text)));
             }
             _ => say(format_args!("error: {}", one_line(&text))),
@@ -73,7 +76,7 @@ impl Failure {
 
 /// Handles arguments that do not parse: prints the help if it was requested, and any other problem
 /// in one line.
-pub fn wrong_arguments(error: clap::Error) -> Outcome {
+pub fn wrong_arguments(error: clap::Error) -> CommandResult {
     if !error.use_stderr() {
         return Ok(error.print()?);
     }
@@ -91,52 +94,52 @@ pub fn wrong_arguments(error: clap::Error) -> Outcome {
     // clap suggests to put `--` first, but that would turn the value into a positional argument.
     let lines = text.trim_end().lines();
     let lines = lines.filter(|line| !line.trim_start().starts_with("tip: to pass "));
-    Err(Failure::usage(
+    Err(CommandError::usage(
         lines.collect::<Vec<_>>().join("\n").trim_end(),
     ))
 }
 
-impl From<std::io::Error> for Failure {
+impl From<std::io::Error> for CommandError {
     fn from(error: std::io::Error) -> Self {
         match error.kind() {
-            ErrorKind::BrokenPipe => Failure::OutputClosed,
-            _ => Failure::error(format_args!("cannot write the output: {error}")),
+            ErrorKind::BrokenPipe => CommandError::OutputClosed,
+            _ => CommandError::error(format_args!("cannot write the output: {error}")),
         }
     }
 }
 
-impl From<samite::gguf::Error> for Failure {
+impl From<samite::gguf::Error> for CommandError {
     fn from(error: samite::gguf::Error) -> Self {
         match error.kind() {
-            samite::gguf::ErrorKind::Cancelled => Failure::Interrupted,
-            _ => Failure::error(error),
+            samite::gguf::ErrorKind::Cancelled => CommandError::Interrupted,
+            _ => CommandError::error(error),
         }
     }
 }
 
-impl From<samite::Error> for Failure {
+impl From<samite::Error> for CommandError {
     fn from(error: samite::Error) -> Self {
         match error {
-            samite::Error::Cancelled => Failure::Interrupted,
-            lost @ samite::Error::DeviceLost { .. } => Failure::Lost(lost.to_string()),
-            error => Failure::error(error),
+            samite::Error::Cancelled => CommandError::Interrupted,
+            lost @ samite::Error::DeviceLost { .. } => CommandError::Lost(lost.to_string()),
+            error => CommandError::error(error),
         }
     }
 }
 
-impl From<samite::llm::Error> for Failure {
+impl From<samite::llm::Error> for CommandError {
     fn from(error: samite::llm::Error) -> Self {
         match error {
-            error if error.is_cancelled() => Failure::Interrupted,
-            samite::llm::Error::Rule(message) => Failure::Usage(message.into()),
+            error if error.is_cancelled() => CommandError::Interrupted,
+            samite::llm::Error::Rule(message) => CommandError::Usage(message.into()),
             samite::llm::Error::Core(error) => error.into(),
-            error => Failure::error(error),
+            error => CommandError::error(error),
         }
     }
 }
 
-impl From<samite::registry::RegistryError> for Failure {
+impl From<samite::registry::RegistryError> for CommandError {
     fn from(error: samite::registry::RegistryError) -> Self {
-        Failure::usage(format_args!("--device: {error}"))
+        CommandError::usage(format_args!("--device: {error}"))
     }
 }

@@ -1,6 +1,6 @@
 //! Reads text from files and standard input, and prepares output files.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::interrupt;
 use crate::shown::say;
 use samite::gguf::AtomicFile;
@@ -15,7 +15,7 @@ const PIECE: usize = 64 << 10;
 
 /// Source of a text. It is opened before a model is loaded, so that errors show early, and read
 /// later, once the required length is known.
-pub struct Source {
+pub struct TextSource {
     name: String,
     from: From,
 }
@@ -26,10 +26,10 @@ enum From {
     Stdin,
 }
 
-impl Source {
+impl TextSource {
     /// Creates a source from a text.
     pub fn text(text: String) -> Self {
-        Source {
+        TextSource {
             name: "the text".to_owned(),
             from: From::Text(text),
         }
@@ -37,19 +37,19 @@ impl Source {
 
     /// Creates a source for standard input.
     pub fn stdin() -> Self {
-        Source {
+        TextSource {
             name: "standard input".to_owned(),
             from: From::Stdin,
         }
     }
 
     /// Opens a file as a source.
-    pub fn file(path: &Path) -> Outcome<Self> {
+    pub fn file(path: &Path) -> CommandResult<Self> {
         let name = path.display().to_string();
         // Opening a pipe waits for its other end.
         let file =
             interrupt::at_once(|| File::open(path)).map_err(|error| cannot_read(&name, &error))?;
-        Ok(Source {
+        Ok(TextSource {
             name,
             from: From::File(file),
         })
@@ -62,8 +62,11 @@ impl Source {
 
     /// Reads the text to its end, or until `each` stops it. Meanwhile, a signal ends the program at
     /// once.
-    pub fn read(self, mut each: impl FnMut(&str) -> Outcome<ControlFlow<()>>) -> Outcome {
-        let Source { name, from } = self;
+    pub fn read(
+        self,
+        mut each: impl FnMut(&str) -> CommandResult<ControlFlow<()>>,
+    ) -> CommandResult {
+        let TextSource { name, from } = self;
         interrupt::at_once(|| match from {
             From::Text(text) => each(&text).map(|_| ()),
             From::File(file) => pieces(file, &name, each),
@@ -78,18 +81,18 @@ impl Source {
     }
 
     /// Reads the whole text of at most `most` bytes. Fails for a device, which has no end.
-    pub fn read_all(self, most: u64) -> Outcome<String> {
+    pub fn read_all(self, most: u64) -> CommandResult<String> {
         let (name, mut all) = (self.name.clone(), String::new());
         if let From::File(file) = &self.from
             && file.metadata().is_ok_and(|about| is_device(&about))
         {
-            return Err(Failure::error(format_args!(
+            return Err(CommandError::error(format_args!(
                 "{name}: is a device: name a file"
             )));
         }
         self.read(|piece| {
             if (all.len() + piece.len()) as u64 > most {
-                return Err(Failure::error(format_args!(
+                return Err(CommandError::error(format_args!(
                     "{name}: is longer than {most} bytes, more than this can be used with: take a part of it"
                 )));
             }
@@ -109,7 +112,7 @@ impl Source {
         parse_special: bool,
         most: usize,
         mut each: impl FnMut(&str),
-    ) -> Outcome<Vec<u32>> {
+    ) -> CommandResult<Vec<u32>> {
         let name = self.name.clone();
         // No token is longer than the longest, so a text of more bytes than this has too many
         // tokens.
@@ -127,14 +130,14 @@ impl Source {
                 .map_err(|_| no_memory(&name, bytes))?;
             stream
                 .push(piece, &mut tokens)
-                .map_err(|error| Failure::error(format_args!("{name}: {error}")))?;
+                .map_err(|error| CommandError::error(format_args!("{name}: {error}")))?;
             Ok(if tokens.len() > most || bytes > most_bytes {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
             })
         })?;
-        stream.finish(&mut tokens).map_err(Failure::error)?;
+        stream.finish(&mut tokens).map_err(CommandError::error)?;
         Ok(tokens)
     }
 }
@@ -150,33 +153,33 @@ fn is_device(_: &std::fs::Metadata) -> bool {
     false
 }
 
-fn no_memory(name: &str, bytes: usize) -> Failure {
-    Failure::error(format_args!(
+fn no_memory(name: &str, bytes: usize) -> CommandError {
+    CommandError::error(format_args!(
         "{name}: there is no memory for {bytes} bytes of text"
     ))
 }
 
 /// Reads the text of a file that a flag names. It may be a pipe, which can be read only once.
-pub fn read_flag(path: &Path, flag: &str) -> Outcome<String> {
+pub fn read_flag(path: &Path, flag: &str) -> CommandResult<String> {
     // Longer than any template or list of keys.
     const MAX_BYTES: u64 = 1 << 20;
-    let text = Source::file(path).and_then(|source| source.read_all(MAX_BYTES));
+    let text = TextSource::file(path).and_then(|source| source.read_all(MAX_BYTES));
     text.map_err(|failure| match failure {
-        Failure::Error(message) => Failure::usage(format_args!("{flag}: {message}")),
+        CommandError::Error(message) => CommandError::usage(format_args!("{flag}: {message}")),
         other => other,
     })
 }
 
-fn cannot_read(name: &str, error: &std::io::Error) -> Failure {
-    Failure::error(format_args!("{name}: cannot read the file: {error}"))
+fn cannot_read(name: &str, error: &std::io::Error) -> CommandError {
+    CommandError::error(format_args!("{name}: cannot read the file: {error}"))
 }
 
 /// Reads text in pieces that do not split characters.
 fn pieces(
     mut input: impl Read,
     name: &str,
-    mut each: impl FnMut(&str) -> Outcome<ControlFlow<()>>,
-) -> Outcome {
+    mut each: impl FnMut(&str) -> CommandResult<ControlFlow<()>>,
+) -> CommandResult {
     let mut buffer = vec![0; PIECE];
     // `kept` bytes at the start of the buffer begin a character; `before` counts the bytes of text
     // before the buffer.
@@ -192,7 +195,7 @@ fn pieces(
             Ok(text) => text.len(),
             Err(error) if error.error_len().is_none() && read > 0 => error.valid_up_to(),
             Err(error) => {
-                return Err(Failure::error(format_args!(
+                return Err(CommandError::error(format_args!(
                     "{name}: is not UTF-8 text (byte {}): convert it",
                     before + error.valid_up_to() as u64
                 )));
@@ -214,12 +217,12 @@ fn pieces(
 }
 
 /// Opens a regular file and returns its length. Pipes and devices have none.
-pub fn open_regular(path: &Path) -> Outcome<(File, u64)> {
+pub fn open_regular(path: &Path) -> CommandResult<(File, u64)> {
     let name = path.display().to_string();
     let cannot_read = |error| cannot_read(&name, &error);
     // Opening a pipe would wait for its other end.
     if !std::fs::metadata(path).map_err(cannot_read)?.is_file() {
-        return Err(Failure::error(format_args!(
+        return Err(CommandError::error(format_args!(
             "{name}: is not a regular file: name a file"
         )));
     }
@@ -230,27 +233,27 @@ pub fn open_regular(path: &Path) -> Outcome<(File, u64)> {
 
 /// Prepares an output file before the work. A path that cannot be written fails early, and a later
 /// failure leaves no file.
-pub fn create(path: &Option<impl AsRef<Path>>) -> Outcome<Option<AtomicFile>> {
+pub fn create(path: &Option<impl AsRef<Path>>) -> CommandResult<Option<AtomicFile>> {
     Ok(path.as_ref().map(AtomicFile::create).transpose()?)
 }
 
 /// Writes the whole content of a prepared file.
-pub fn finish(mut file: AtomicFile, content: &str) -> Outcome {
+pub fn finish(mut file: AtomicFile, content: &str) -> CommandResult {
     file.write_all(content.as_bytes())
         .map_err(|error| cannot_write(&file, &error))?;
     Ok(file.commit()?)
 }
 
 /// Returns the error for a file that cannot be written.
-pub fn cannot_write(file: &AtomicFile, error: &std::io::Error) -> Failure {
-    Failure::error(format_args!("{}: {error}", file.target().display()))
+pub fn cannot_write(file: &AtomicFile, error: &std::io::Error) -> CommandError {
+    CommandError::error(format_args!("{}: {error}", file.target().display()))
 }
 
 /// Fails if the output file is the input file.
-pub fn refuse_same(input: &Path, output: &Path) -> Outcome {
+pub fn refuse_same(input: &Path, output: &Path) -> CommandResult {
     let same = |input| output.canonicalize().is_ok_and(|output| input == output);
     if input.canonicalize().is_ok_and(same) {
-        return Err(Failure::usage(format_args!(
+        return Err(CommandError::usage(format_args!(
             "input and output are the same file, {}: name another output",
             output.display()
         )));
@@ -290,7 +293,7 @@ mod tests {
         for (bytes, at) in [(&b"ab\xff"[..], 2), (b"a\xe6\x97", 1)] {
             let error = pieces(Slow(bytes, 1), "x", |_| Ok(ControlFlow::Continue(())));
             match error {
-                Err(Failure::Error(message)) => {
+                Err(CommandError::Error(message)) => {
                     assert!(message.contains(&format!("(byte {at})")), "{message}");
                 }
                 other => panic!("{other:?}"),

@@ -1,7 +1,7 @@
 //! Flags that constrain the generated text.
 
-use crate::failure::{Failure, Outcome};
-use crate::files::Source;
+use crate::failure::{CommandError, CommandResult};
+use crate::files::TextSource;
 use clap::Args;
 use samite::grammar::{Grammar, GrammarError, GrammarVocabulary};
 use samite::text::{Constraint, Tokenizer};
@@ -42,7 +42,7 @@ pub struct Named {
 
 impl GrammarArgs {
     /// Reads the grammar that the flags specify.
-    pub fn read(&self) -> Outcome<Option<Named>> {
+    pub fn read(&self) -> CommandResult<Option<Named>> {
         type Form = fn(&str) -> Result<Grammar, GrammarError>;
         let text =
             |flag: &str, text: &Option<String>| text.clone().map(|text| (flag.to_owned(), text));
@@ -60,7 +60,7 @@ impl GrammarArgs {
         given
             .map(|(form, (name, text))| match form(&text).and_then(checked) {
                 Ok(grammar) => Ok(Named { grammar, name }),
-                Err(error) => Err(Failure::usage(format_args!("{name}: {error}"))),
+                Err(error) => Err(CommandError::usage(format_args!("{name}: {error}"))),
             })
             .transpose()
     }
@@ -73,11 +73,11 @@ impl Named {
     }
 
     /// Returns the constraint for the sampler.
-    pub fn constraint(&self, tokenizer: &Arc<Tokenizer>) -> Outcome<Box<dyn Constraint>> {
-        let vocabulary = GrammarVocabulary::new(tokenizer).map_err(Failure::error)?;
+    pub fn constraint(&self, tokenizer: &Arc<Tokenizer>) -> CommandResult<Box<dyn Constraint>> {
+        let vocabulary = GrammarVocabulary::new(tokenizer).map_err(CommandError::error)?;
         match self.grammar.constraint(&vocabulary) {
             Ok(constraint) => Ok(Box::new(constraint)),
-            Err(error) => Err(Failure::error(format_args!("{}: {error}", self.name))),
+            Err(error) => Err(CommandError::error(format_args!("{}: {error}", self.name))),
         }
     }
 }
@@ -89,10 +89,10 @@ fn checked(grammar: Grammar) -> Result<Grammar, GrammarError> {
 }
 
 /// Returns the name of a file, and its text.
-fn read_file(path: &Path) -> Outcome<(String, String)> {
+fn read_file(path: &Path) -> CommandResult<(String, String)> {
     // Larger than any supported grammar or schema.
     const MAX_BYTES: u64 = 2 << 20;
-    let source = Source::file(path)?;
+    let source = TextSource::file(path)?;
     let name = source.name().to_owned();
     Ok((name, source.read_all(MAX_BYTES)?))
 }

@@ -1,10 +1,12 @@
 //! Models by name: flags, and downloads with a progress bar.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::shown::{escaped, say};
 use crate::{interrupt, progress};
 use clap::Args;
-use samite::hub::{Cache, Error, Hub, HubOptions, Listing, Progress, Reference, RemoteFile};
+use samite::hub::{
+    Cache, DownloadProgress, Error, Hub, HubOptions, Listing, Reference, RemoteFile,
+};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -87,7 +89,7 @@ impl HubArgs {
     }
 
     /// Returns the model's file: `file`, or that of the named model, which is downloaded first.
-    pub fn path<'a>(&'a self, file: &'a Option<PathBuf>) -> Outcome<Option<&'a Path>> {
+    pub fn path<'a>(&'a self, file: &'a Option<PathBuf>) -> CommandResult<Option<&'a Path>> {
         let Some(repository) = &self.hf_repo else {
             return Ok(file.as_deref());
         };
@@ -131,13 +133,13 @@ impl HubArgs {
 }
 
 /// Returns the user's cache.
-pub fn cache() -> Outcome<Cache> {
+pub fn cache() -> CommandResult<Cache> {
     Ok(Cache::of_user().ok_or(Error::NoCache)?)
 }
 
-fn found(cache: &Cache, reference: &Reference) -> Outcome<PathBuf> {
+fn found(cache: &Cache, reference: &Reference) -> CommandResult<PathBuf> {
     cache.find(reference, "main").ok_or_else(|| {
-        Failure::error(format_args!(
+        CommandError::error(format_args!(
             "--offline: {} is not in {}: download it first, with samite pull",
             escaped(&reference.to_string()),
             cache.folder().display()
@@ -156,18 +158,18 @@ pub fn fetch(
     cache: &Cache,
     listing: &Listing,
     files: &[&RemoteFile],
-) -> Outcome<Vec<PathBuf>> {
+) -> CommandResult<Vec<PathBuf>> {
     let cancel = interrupt::token();
     let bar = progress::bytes("downloading");
     bar.set_length(files.iter().map(|file| file.size).sum());
     let (mut paths, mut before) = (Vec::new(), 0);
     for &file in files {
         let mut hear = |progress| match progress {
-            Progress::Received(bytes) => {
+            DownloadProgress::Received(bytes) => {
                 bar.set_message("downloading");
                 bar.set_position(before + bytes);
             }
-            Progress::Checked(bytes) => {
+            DownloadProgress::Checked(bytes) => {
                 bar.set_message("checking");
                 bar.set_position(before + bytes);
             }
@@ -178,11 +180,11 @@ pub fn fetch(
     Ok(paths)
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
         match error {
-            Error::Cancelled => Failure::Interrupted,
-            error => Failure::error(error),
+            Error::Cancelled => CommandError::Interrupted,
+            error => CommandError::error(error),
         }
     }
 }

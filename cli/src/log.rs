@@ -1,7 +1,7 @@
 //! Prints log messages of the libraries to standard error: warnings, and more with `-v`, `--log` or
 //! `SAMITE_LOG`.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::progress;
 use crate::shown::{NAME_WIDTH, escaped, one_line, say, shortened};
 use clap::Args;
@@ -48,20 +48,20 @@ pub fn is_verbose() -> bool {
 
 impl LogArgs {
     /// Starts to print the libraries' log messages.
-    pub fn start(&self) -> Outcome {
+    pub fn start(&self) -> CommandResult {
         IS_VERBOSE.store(self.verbose > 0, Ordering::Relaxed);
         let variable = std::env::var_os(VARIABLE);
         let variable = variable.as_ref().map(|filter| filter.to_string_lossy());
         let targets = self.targets(variable.as_deref())?;
         // This fails if a subscriber is already installed, and then there is nothing to do.
         let _ = tracing_subscriber::registry()
-            .with(Printer::default().with_filter(targets))
+            .with(EventPrinter::default().with_filter(targets))
             .try_init();
         Ok(())
     }
 
     /// Returns the filter of messages. `variable` is the value of the environment variable.
-    fn targets(&self, variable: Option<&str>) -> Outcome<Targets> {
+    fn targets(&self, variable: Option<&str>) -> CommandResult<Targets> {
         let (name, filter) = match (&self.log, self.verbose, variable) {
             (Some(filter), _, _) => ("--log", &**filter),
             (None, 0, Some(filter)) => (VARIABLE, filter),
@@ -81,7 +81,7 @@ impl LogArgs {
             }
         };
         let targets: Targets = filter.parse().map_err(|error| {
-            Failure::usage(format_args!(
+            CommandError::usage(format_args!(
                 "{name}: '{filter}' is no filter: {error}; write a level (error, warn, info, debug, trace, off), or part=level, with commas between them"
             ))
         })?;
@@ -89,7 +89,7 @@ impl LogArgs {
         // all messages.
         for (part, _) in &targets {
             if !PARTS.starts_with(part) && !part.starts_with(PARTS) {
-                return Err(Failure::usage(format_args!(
+                return Err(CommandError::usage(format_args!(
                     "{name}: '{}' is no level (error, warn, info, debug, trace, off), and no part, which would begin with {PARTS}",
                     shortened(part, NAME_WIDTH)
                 )));
@@ -105,14 +105,14 @@ impl LogArgs {
 
 /// Prints events without disturbing progress bars. A warning is printed on one line, and once.
 #[derive(Default)]
-struct Printer {
+struct EventPrinter {
     warnings: Mutex<HashSet<String>>,
 }
 
 /// Number of different warnings to remember.
 const REMEMBERED: usize = 1000;
 
-impl Printer {
+impl EventPrinter {
     /// Returns the text to print for an event, if any.
     fn lines(&self, level: Level, text: &str) -> Option<String> {
         if level > Level::WARN {
@@ -137,7 +137,7 @@ impl Printer {
     }
 }
 
-impl<S: Subscriber> Layer<S> for Printer {
+impl<S: Subscriber> Layer<S> for EventPrinter {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut text = Text::default();
         event.record(&mut text);
@@ -208,8 +208,8 @@ mod tests {
 
     #[test]
     fn wrong_filters_are_named() {
-        let message = |result: Outcome<Targets>| match result {
-            Err(Failure::Usage(message)) => message,
+        let message = |result: CommandResult<Targets>| match result {
+            Err(CommandError::Usage(message)) => message,
             other => panic!("{other:?}"),
         };
         let text = message(args(0, Some("samite=loud")).targets(None));
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_warning_appears_once_and_everything_is_escaped() {
-        let printer = Printer::default();
+        let printer = EventPrinter::default();
         let warning = |text| printer.lines(Level::WARN, text);
         assert_eq!(warning("a\nb"), Some("warning: a; b".to_owned()));
         assert_eq!(warning("a\nb"), None);

@@ -49,14 +49,14 @@ struct Cli {
 }
 
 impl Cli {
-    fn run(self) -> failure::Outcome {
+    fn run(self) -> failure::CommandResult {
         self.log.start()?;
         self.command.run()
     }
 }
 
 /// Returns the arguments in samite's spelling.
-fn arguments() -> failure::Outcome<Vec<std::ffi::OsString>> {
+fn arguments() -> failure::CommandResult<Vec<std::ffi::OsString>> {
     #[cfg(feature = "serve")]
     let arguments = commands::serve::translate(std::env::args_os())?;
     #[cfg(not(feature = "serve"))]
@@ -65,7 +65,7 @@ fn arguments() -> failure::Outcome<Vec<std::ffi::OsString>> {
 }
 
 /// Checks for enough memory to parse arguments and report errors.
-fn check_memory() -> failure::Outcome {
+fn check_memory() -> failure::CommandResult {
     Ok(samite::ask_for_memory(4 << 20, "starting the program")?)
 }
 
@@ -80,6 +80,6 @@ fn main() {
             parsed.map_or_else(failure::wrong_arguments, Cli::run)
         });
     let is_done = result.is_ok();
-    let exit_code = result.map_or_else(failure::Failure::report, |()| 0);
+    let exit_code = result.map_or_else(failure::CommandError::report, |()| 0);
     interrupt::leave(ranks::leave(exit_code, is_done))
 }

@@ -1,7 +1,7 @@
 //! Models named by a positional argument: `samite chat model.gguf`, `samite serve owner/name`.
 
 use crate::args::ModelArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use clap::Args;
 use std::fs::File;
 use std::io::Read;
@@ -17,7 +17,7 @@ pub struct ModelName {
 
 impl ModelName {
     /// Adds the model to the flags, if there is one.
-    pub fn apply(&self, model: &mut ModelArgs) -> Outcome {
+    pub fn apply(&self, model: &mut ModelArgs) -> CommandResult {
         match &self.model_name {
             Some(name) => model.set_name(name),
             None => Ok(()),
@@ -26,7 +26,7 @@ impl ModelName {
 }
 
 /// Meaning of a positional argument.
-pub enum Named {
+pub enum PositionalArg {
     /// A file, or a text that can only be meant as one.
     File,
     /// A repository on the hub.
@@ -36,7 +36,7 @@ pub enum Named {
     Other,
 }
 
-impl Named {
+impl PositionalArg {
     /// Determines the meaning of `text`.
     pub fn new(text: &str) -> Self {
         let path = Path::new(text);
@@ -46,13 +46,13 @@ impl Named {
         // A text of several words may end with the name of a file.
         let is_word = !text.contains(char::is_whitespace);
         if has_ending && (is_word || path.is_file()) || is_gguf(path) {
-            return Named::File;
+            return PositionalArg::File;
         }
         #[cfg(feature = "hub")]
         if let Ok(reference) = text.parse() {
-            return Named::Repository(reference);
+            return PositionalArg::Repository(reference);
         }
-        Named::Other
+        PositionalArg::Other
     }
 }
 
@@ -72,13 +72,13 @@ fn is_gguf(path: &Path) -> bool {
 pub fn model_and_text(
     first: Option<String>,
     second: Option<String>,
-) -> Outcome<(Option<String>, Option<String>)> {
+) -> CommandResult<(Option<String>, Option<String>)> {
     let Some(first) = first else {
         return Ok((None, second));
     };
-    match (Named::new(&first), second) {
-        (Named::Other, None) => Ok((None, Some(first))),
-        (Named::Other, Some(_)) => Err(Failure::usage(format_args!(
+    match (PositionalArg::new(&first), second) {
+        (PositionalArg::Other, None) => Ok((None, Some(first))),
+        (PositionalArg::Other, Some(_)) => Err(CommandError::usage(format_args!(
             "'{}' is not a model: quote a text of several words, or give it with -p",
             first.escape_debug()
         ))),

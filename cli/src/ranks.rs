@@ -4,7 +4,7 @@
 //! All processes do the same. A failure before the work begins is shared by [`together`] and
 //! printed once, and all processes leave in order. A process that fails later ends the others.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use clap::Args;
 use samite::gguf::GgufFile;
 use samite::registry::ranks::shared::{self, SharedError};
@@ -67,17 +67,17 @@ impl RankArgs {
     }
 
     /// Fails if this process is one of several that are not connected.
-    pub fn refuse(&self) -> Outcome {
+    pub fn refuse(&self) -> CommandResult {
         match (self.launch(), self.communicator) {
             (None, Communicator::Auto | Communicator::Threads) => Ok(()),
-            _ => Err(Failure::usage(
+            _ => Err(CommandError::usage(
                 "several processes share a model with samite run only: take --communicator threads, and name the members with --device",
             )),
         }
     }
 
     /// Connects the processes if there are several.
-    pub fn start(&self, splits_tensors: bool) -> Outcome<Option<&'static ProcessGroup>> {
+    pub fn start(&self, splits_tensors: bool) -> CommandResult<Option<&'static ProcessGroup>> {
         let launch = self.launch();
         let launcher = launch.map(|launch| launch.launcher);
         let is_shared = match (self.communicator, launcher) {
@@ -87,7 +87,7 @@ impl RankArgs {
         };
         if !splits_tensors {
             let launcher = launcher.map_or("--communicator".to_owned(), |l| l.to_string());
-            return Err(Failure::usage(format_args!(
+            return Err(CommandError::usage(format_args!(
                 "{launcher} says that there are several processes: add --split-mode tensor (-sm \
                  tensor), so that they share the model, or \
                  --communicator threads, so that each works alone",
@@ -96,10 +96,10 @@ impl RankArgs {
         let transport = if is_shared {
             self.share(launch)?
         } else {
-            mpi::start(launch).map_err(Failure::error)?
+            mpi::start(launch).map_err(CommandError::error)?
         };
         if transport.size() == 1 {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "--communicator mpi: there is one process: start several, as in: mpirun -np 4 samite run -sm tensor",
             ));
         }
@@ -114,7 +114,7 @@ impl RankArgs {
             && let Some(memory) = near(&group)?
         {
             let mpi = group.into_transport();
-            let mpi = mpi.ok_or_else(|| Failure::error("the processes are in use already"))?;
+            let mpi = mpi.ok_or_else(|| CommandError::error("the processes are in use already"))?;
             group = ProcessGroup::new(shared::beside(memory, mpi), options);
         }
         tracing::info!(ranks = group.size(), through = group.name(), "processes");
@@ -124,7 +124,7 @@ impl RankArgs {
 
 /// Returns shared memory for all processes if they are on one machine and can all use it, because
 /// it is faster than MPI there.
-fn near(group: &ProcessGroup) -> Outcome<Option<Box<dyn Transport>>> {
+fn near(group: &ProcessGroup) -> CommandResult<Option<Box<dyn Transport>>> {
     /// Time limit for opening a file.
     const OPENING: Duration = Duration::from_secs(5);
     let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
@@ -163,15 +163,17 @@ fn host() -> String {
 
 impl RankArgs {
     /// Shares memory with the other processes.
-    fn share(&self, launch: Option<Launch>) -> Outcome<Box<dyn Transport>> {
+    fn share(&self, launch: Option<Launch>) -> CommandResult<Box<dyn Transport>> {
         let path = std::env::var_os(shared::PATH_VARIABLE);
         let (Some((size, rank)), Some(path)) =
             (launch.and_then(|launch| launch.size.zip(launch.rank)), path)
         else {
             let what = "the environment does not say which process this is";
-            return Err(Failure::usage(SharedError::Environment(what.to_owned())));
+            return Err(CommandError::usage(SharedError::Environment(
+                what.to_owned(),
+            )));
         };
-        shared::start(path.as_ref(), rank, size, self.deadline()).map_err(Failure::error)
+        shared::start(path.as_ref(), rank, size, self.deadline()).map_err(CommandError::error)
     }
 }
 
@@ -192,7 +194,7 @@ pub fn is_first() -> bool {
 
 /// Waits until all processes get here. If one of them has failed, all fail. A failure may also be
 /// common to all.
-pub fn together<T>(within: Duration, result: Outcome<T>) -> Outcome<T> {
+pub fn together<T>(within: Duration, result: CommandResult<T>) -> CommandResult<T> {
     let Some(group) = RANKS.get() else {
         return result;
     };
@@ -207,14 +209,14 @@ pub fn together<T>(within: Duration, result: Outcome<T>) -> Outcome<T> {
         }
     };
     match group.ended() {
-        Some(reason) => Err(Failure::Agreed(reason)),
+        Some(reason) => Err(CommandError::Agreed(reason)),
         None => result,
     }
 }
 
 /// Returns the tokens of the first process. Waits for it without a time limit, because it may wait
 /// for a user.
-pub fn of_first(tokens: Vec<u32>) -> Outcome<Vec<u32>> {
+pub fn of_first(tokens: Vec<u32>) -> CommandResult<Vec<u32>> {
     let Some(group) = RANKS.get() else {
         return Ok(tokens);
     };
@@ -240,7 +242,7 @@ pub fn leave(exit_code: i32, is_done: bool) -> i32 {
     if is_done || group.ended().is_some() {
         match group.finish() {
             Ok(()) => return exit_code,
-            Err(error) => Failure::error(error).report(),
+            Err(error) => CommandError::error(error).report(),
         };
     }
     let exit_code = exit_code.max(1);
@@ -250,7 +252,7 @@ pub fn leave(exit_code: i32, is_done: bool) -> i32 {
 
 /// Returns a number that differs between models with different names, shapes, metadata or small
 /// tensors, which must not be shared.
-pub fn fingerprint(file: &GgufFile) -> Outcome<u64> {
+pub fn fingerprint(file: &GgufFile) -> CommandResult<u64> {
     /// Size of the largest tensor whose content is hashed.
     const SMALL: usize = 64 << 10;
     let mut hasher = DefaultHasher::new();
@@ -302,7 +304,7 @@ pub struct Neighbours {
 
 impl Neighbours {
     /// Gathers the distribution from all processes.
-    pub fn ask(group: &ProcessGroup) -> Outcome<Self> {
+    pub fn ask(group: &ProcessGroup) -> CommandResult<Self> {
         let host = host();
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let allowed = status

@@ -2,7 +2,7 @@
 
 use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::ranks;
 use crate::shown::{one_line, say};
 use samite::CancelToken;
@@ -43,7 +43,7 @@ fn unreachable(model: &ModelArgs) -> Option<String> {
 /// # Errors
 /// Returns the errors of [`ModelArgs::load`]. Also fails if the server does not come back, or on
 /// cancellation.
-pub fn load(model: &ModelArgs, cpu: &CpuArgs, cancel: &CancelToken) -> Outcome<Arc<Model>> {
+pub fn load(model: &ModelArgs, cpu: &CpuArgs, cancel: &CancelToken) -> CommandResult<Arc<Model>> {
     patiently(model, cancel, || model.load(cpu, cancel))
 }
 
@@ -58,7 +58,7 @@ pub fn context(
     cpu: &CpuArgs,
     model: Arc<Model>,
     options: ContextOptions,
-) -> Outcome<Context> {
+) -> CommandResult<Context> {
     let cancel = options.cancel.clone();
     let mut loaded = Some(model);
     patiently(flags, &cancel, || {
@@ -74,8 +74,8 @@ pub fn context(
 fn patiently<T>(
     model: &ModelArgs,
     cancel: &CancelToken,
-    mut attempt: impl FnMut() -> Outcome<T>,
-) -> Outcome<T> {
+    mut attempt: impl FnMut() -> CommandResult<T>,
+) -> CommandResult<T> {
     // Several processes would have to restart together.
     let wait = patience(model).filter(|_| ranks::group().is_none());
     let Some(wait) = wait else {
@@ -86,7 +86,7 @@ fn patiently<T>(
     loop {
         loads += 1;
         let lost = match attempt() {
-            Err(Failure::Lost(lost)) if loads < MAX_LOADS => one_line(&lost),
+            Err(CommandError::Lost(lost)) if loads < MAX_LOADS => one_line(&lost),
             made => return made,
         };
         say(format_args!(
@@ -95,7 +95,7 @@ fn patiently<T>(
         while let Some(why) = unreachable(model) {
             cancel.check()?;
             if start.elapsed() >= wait {
-                return Err(Failure::error(format_args!(
+                return Err(CommandError::error(format_args!(
                     "{lost}; it did not come back within {seconds} s: {why}"
                 )));
             }
@@ -167,7 +167,7 @@ impl Renewal {
                         say("it is back: the model is loaded again, and the text goes on");
                         return Ok(context);
                     }
-                    Err(Failure::Interrupted) => return Err(samite::Error::Cancelled.into()),
+                    Err(CommandError::Interrupted) => return Err(samite::Error::Cancelled.into()),
                     // A server may have been lost again meanwhile.
                     Err(failure) if loads >= MAX_LOADS => {
                         let why = failure.text();
@@ -187,7 +187,7 @@ impl Renewal {
         }
     }
 
-    fn context(&self) -> Result<Context, Failure> {
+    fn context(&self) -> Result<Context, CommandError> {
         let model = self.model.load(&self.cpu, &self.cancel)?;
         self.model.context(model, self.options.clone())
     }

@@ -1,7 +1,7 @@
 //! Flags for sampling.
 
 use crate::args::number_or_all;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use clap::Args;
 use samite::text::{SamplerParams, Stage};
 
@@ -175,7 +175,7 @@ impl SamplingArgs {
     }
 
     /// Returns the sampling parameters of the flags. Unset ones come from `defaults`.
-    pub fn params(&self, defaults: SamplerParams) -> Outcome<SamplerParams> {
+    pub fn params(&self, defaults: SamplerParams) -> CommandResult<SamplerParams> {
         // Any number that differs from run to run will do.
         let random = || {
             std::time::SystemTime::UNIX_EPOCH
@@ -184,9 +184,9 @@ impl SamplingArgs {
         };
         let stages = match (&self.samplers, &self.sampler_seq) {
             (Some(list), _) => Stage::parse_list(list)
-                .map_err(|error| Failure::usage(format_args!("--samplers: {error}")))?,
+                .map_err(|error| CommandError::usage(format_args!("--samplers: {error}")))?,
             (None, Some(letters)) => Stage::parse_letters(letters)
-                .map_err(|error| Failure::usage(format_args!("--sampler-seq: {error}")))?,
+                .map_err(|error| CommandError::usage(format_args!("--sampler-seq: {error}")))?,
             (None, None) => defaults.stages,
         };
         let dry_breakers = match &*self.dry_sequence_breaker {

@@ -1,6 +1,6 @@
 //! Translates llama.cpp's flags into samite's.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use std::ffi::{OsStr, OsString};
 
 /// Flags of several letters after a single dash, and their names here.
@@ -93,7 +93,7 @@ const TEXT_FLAGS: &[&str] = &[
 ];
 
 /// Translates llama.cpp's spellings in the arguments before `--`.
-pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {
+pub fn translate(arguments: impl Iterator<Item = OsString>) -> CommandResult<Vec<OsString>> {
     let mut translated = Vec::new();
     let (mut flags, mut is_value) = (true, false);
     for argument in arguments {
@@ -113,12 +113,12 @@ fn is_one_of(words: &[&str], argument: &OsStr) -> bool {
 }
 
 /// Translates one argument. Returns `None` for one to drop.
-fn one(text: &str) -> Outcome<Option<OsString>> {
+fn one(text: &str) -> CommandResult<Option<OsString>> {
     let (word, value) = text
         .find('=')
         .map_or((text, ""), |equals| text.split_at(equals));
     if let Some((_, advice)) = UNKNOWN_WORDS.iter().find(|(known, _)| *known == word) {
-        return Err(Failure::usage(format_args!("{word}: {advice}")));
+        return Err(CommandError::usage(format_args!("{word}: {advice}")));
     }
     if NEEDLESS_WORDS.contains(&word) {
         return Ok(None);
@@ -177,7 +177,9 @@ mod tests {
             ),
         ] {
             match translate(line.split(' ').map(OsString::from)) {
-                Err(Failure::Usage(message)) => assert!(message.starts_with(part), "{message}"),
+                Err(CommandError::Usage(message)) => {
+                    assert!(message.starts_with(part), "{message}")
+                }
                 other => panic!("{other:?}"),
             }
         }

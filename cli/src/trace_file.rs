@@ -1,6 +1,6 @@
 //! Writes a trace while the program runs, so that memory holds only the newest part.
 
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 use crate::files::cannot_write;
 use samite::gguf::AtomicFile;
 use samite::llm::Context;
@@ -15,7 +15,7 @@ pub struct TraceFile {
 
 impl TraceFile {
     /// Starts to record the runs of `context`.
-    pub fn start(file: AtomicFile, context: &mut Context) -> Outcome<Self> {
+    pub fn start(file: AtomicFile, context: &mut Context) -> CommandResult<Self> {
         let mut trace = TraceFile {
             file,
             is_empty: true,
@@ -26,7 +26,7 @@ impl TraceFile {
     }
 
     /// Writes the events of `context` since the last call.
-    pub fn advance(&mut self, context: &mut Context) -> Outcome {
+    pub fn advance(&mut self, context: &mut Context) -> CommandResult {
         match context.scheduler().trace() {
             Some(trace) => self.add(trace),
             None => Ok(()),
@@ -34,7 +34,7 @@ impl TraceFile {
     }
 
     /// Writes the rest, and renames the file to its final name.
-    pub fn finish(mut self, context: &mut Context) -> Outcome {
+    pub fn finish(mut self, context: &mut Context) -> CommandResult {
         // Asynchronous devices report their nodes when they are synchronized.
         context
             .scheduler_mut()
@@ -47,7 +47,7 @@ impl TraceFile {
         Ok(self.file.commit()?)
     }
 
-    fn add(&mut self, trace: &Trace) -> Outcome {
+    fn add(&mut self, trace: &Trace) -> CommandResult {
         for event in trace.take_events() {
             let separator = if self.is_empty { "\n" } else { ",\n" };
             self.is_empty = false;
@@ -56,7 +56,7 @@ impl TraceFile {
         Ok(())
     }
 
-    fn put(&mut self, text: &str) -> Outcome {
+    fn put(&mut self, text: &str) -> CommandResult {
         let written = self.file.write_all(text.as_bytes());
         written.map_err(|error| cannot_write(&self.file, &error))
     }

@@ -2,7 +2,7 @@
 
 pub mod npy;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::shown::{NAME_WIDTH, escaped, json_number, say, shortened, wrapped};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -54,7 +54,7 @@ impl WatchArgs {
     }
 
     /// Prepares the watch. An unusable folder fails here, before a model is loaded.
-    pub fn prepare(&self) -> Outcome<Option<Watching>> {
+    pub fn prepare(&self) -> CommandResult<Option<Watching>> {
         if self.watch.is_empty() {
             return Ok(None);
         }
@@ -75,23 +75,23 @@ pub struct Watching {
 
 /// Failure during a watch.
 #[derive(Clone, Default)]
-pub struct Trouble(Arc<Mutex<Option<Failure>>>);
+pub struct Trouble(Arc<Mutex<Option<CommandError>>>);
 
 impl Trouble {
     /// Returns the failure, if there was one. It is the reason why the run stopped.
-    pub fn check(&self) -> Outcome {
+    pub fn check(&self) -> CommandResult {
         let mut failure = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         failure.take().map_or(Ok(()), Err)
     }
 
-    fn set(&self, failure: Failure) {
+    fn set(&self, failure: CommandError) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
     }
 }
 
 impl Watching {
     /// Watches the runs of `context` from now on. The first one is a prompt of `tokens` tokens.
-    pub fn start(self, context: &mut Context, tokens: usize) -> Outcome<Trouble> {
+    pub fn start(self, context: &mut Context, tokens: usize) -> CommandResult<Trouble> {
         let Watching { names, mut folder } = self;
         check_names(&names, context, tokens)?;
         let trouble = Trouble::default();
@@ -117,7 +117,7 @@ impl Watching {
 }
 
 /// Rejects patterns that match no node of the model's graphs.
-fn check_names(names: &NodeNames, context: &Context, tokens: usize) -> Outcome {
+fn check_names(names: &NodeNames, context: &Context, tokens: usize) -> CommandResult {
     let prompt = tokens.clamp(1, context.options().n_ubatch);
     let plans = [context.plan(prompt)?, context.plan(1)?];
     let tensors = plans.iter().flat_map(|plan| plan.graph().tensors());
@@ -136,7 +136,7 @@ fn check_names(names: &NodeNames, context: &Context, tokens: usize) -> Outcome {
             break;
         }
     }
-    Err(Failure::usage(format_args!(
+    Err(CommandError::usage(format_args!(
         "--watch: no node of this model is called '{}'; the first ones are {}",
         shortened(pattern, NAME_WIDTH),
         known.join(", ")
@@ -158,7 +158,7 @@ struct Summary {
 }
 
 impl Summary {
-    fn new(layout: &Layout, bytes: &[u8]) -> Outcome<Self> {
+    fn new(layout: &Layout, bytes: &[u8]) -> CommandResult<Self> {
         let mut reader = RowReader::default();
         let mut summary = Summary {
             sum: 0.0,
@@ -178,7 +178,7 @@ impl Summary {
 }
 
 /// Prints a summary of a result and its first values.
-fn show(seen: &Seen<'_>, bytes: &[u8]) -> Outcome {
+fn show(seen: &Seen<'_>, bytes: &[u8]) -> CommandResult {
     let (tensor, layout) = (seen.node.tensor(), seen.value.layout());
     let summary = Summary::new(layout, bytes)?;
     let mut line = format!(
@@ -232,15 +232,15 @@ struct Folder {
 /// Minimum bytes that a file takes.
 const LEAST: u64 = 4096;
 
-fn wrong(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::error(format_args!("--watch-dir: {}: {error}", path.display()))
+fn wrong(path: &Path, error: &std::io::Error) -> CommandError {
+    CommandError::error(format_args!("--watch-dir: {}: {error}", path.display()))
 }
 
 impl Folder {
-    fn new(path: &Path, limit: u64) -> Outcome<Self> {
+    fn new(path: &Path, limit: u64) -> CommandResult<Self> {
         let is_new = !path.exists();
         if !is_new && !path.is_dir() {
-            return Err(Failure::usage(format_args!(
+            return Err(CommandError::usage(format_args!(
                 "--watch-dir: {} is not a folder: name a new one",
                 path.display()
             )));
@@ -248,7 +248,7 @@ impl Folder {
         std::fs::create_dir_all(path).map_err(|error| wrong(path, &error))?;
         let mut content = std::fs::read_dir(path).map_err(|error| wrong(path, &error))?;
         if content.next().is_some() {
-            return Err(Failure::usage(format_args!(
+            return Err(CommandError::usage(format_args!(
                 "--watch-dir: {} is not empty: name a new folder",
                 path.display()
             )));
@@ -264,11 +264,11 @@ impl Folder {
         })
     }
 
-    fn add(&mut self, seen: &Seen<'_>, bytes: &[u8]) -> Outcome {
+    fn add(&mut self, seen: &Seen<'_>, bytes: &[u8]) -> CommandResult {
         let (tensor, layout) = (seen.node.tensor(), seen.value.layout());
         let size = npy::size(layout).max(LEAST);
         let Some(left) = self.left.checked_sub(size) else {
-            return Err(Failure::error(format_args!(
+            return Err(CommandError::error(format_args!(
                 "--watch-dir: '{}' of step {} would be more than the {} MiB of --watch-limit: watch fewer nodes or steps (-n), or raise it",
                 tensor.name,
                 seen.step,

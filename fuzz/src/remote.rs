@@ -3,7 +3,7 @@
 use samite_core::Device;
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_remote::RemoteServerOptions;
-use samite_remote::bare::{BareServer, Outside, Task, Worker};
+use samite_remote::bare::{BareServer, BoxedTask, Outside, Worker};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ impl Outside for OneThread {
         Instant::now()
     }
 
-    fn sleep(&self, time: Duration) -> Task {
+    fn sleep(&self, time: Duration) -> BoxedTask {
         Box::pin(tokio::time::sleep(time))
     }
 
@@ -35,7 +35,7 @@ impl Outside for OneThread {
         Ok(())
     }
 
-    fn spawn(&self, task: Task) {
+    fn spawn(&self, task: BoxedTask) {
         tokio::spawn(task);
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// JSON form of one tensor, for [`Graph::from_json`]. Views are computed again.
 #[derive(serde::Deserialize)]
-struct Entry {
+struct JsonTensor {
     id: usize,
     name: String,
     op: Op,
@@ -65,7 +65,7 @@ impl Graph {
             let wrong = |what: String| {
                 Error::invalid(format!("tensor {number} of a graph in JSON: {what}"))
             };
-            let entry: Entry =
+            let entry: JsonTensor =
                 serde::Deserialize::deserialize(entry).map_err(|error| wrong(error.to_string()))?;
             if entry.id != number {
                 return Err(wrong(format!("its id is {}", entry.id)));

@@ -450,8 +450,8 @@ impl MemorySet {
     /// Calls `f` while all pieces are locked. Allocates only on the first call. `f` uses the pieces
     /// only through [`base`](HostMemory::base): the safe methods would deadlock.
     pub fn with<R>(&self, f: impl FnOnce() -> R) -> R {
-        struct Leave<'a>(&'a [(Arc<HostMemory>, Access)]);
-        impl Drop for Leave<'_> {
+        struct PiecesGuard<'a>(&'a [(Arc<HostMemory>, Access)]);
+        impl Drop for PiecesGuard<'_> {
             fn drop(&mut self) {
                 self.0
                     .iter()
@@ -461,7 +461,7 @@ impl MemorySet {
         self.pieces
             .iter()
             .for_each(|(memory, access)| memory.gate.enter(0..memory.len, *access));
-        let _leave = Leave(&self.pieces);
+        let _guard = PiecesGuard(&self.pieces);
         f()
     }
 }

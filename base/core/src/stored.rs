@@ -143,7 +143,7 @@ impl TensorGroup {
     ) -> Result<Self> {
         let mut group = TensorGroup::default();
         let mut rest = tensors;
-        for Piece { offsets, size } in pieces(buffer_type, tensors)? {
+        for BufferPlan { offsets, size } in pieces(buffer_type, tensors)? {
             let buffer = buffer_type.allocate(size, usage)?;
             let members;
             (members, rest) = rest.split_at(offsets.len());
@@ -216,16 +216,19 @@ impl TensorGroup {
 }
 
 /// One buffer of a group, with the offsets of consecutive tensors.
-struct Piece {
+struct BufferPlan {
     offsets: Vec<usize>,
     size: usize,
 }
 
 /// Distributes tensors over as few buffers as the type's size limit allows.
-fn pieces(buffer_type: &Arc<dyn BufferType>, tensors: &[TensorInfo<'_>]) -> Result<Vec<Piece>> {
+fn pieces(
+    buffer_type: &Arc<dyn BufferType>,
+    tensors: &[TensorInfo<'_>],
+) -> Result<Vec<BufferPlan>> {
     let sizes = buffer_type.alloc_sizes(tensors)?;
     let (alignment, max_size) = (buffer_type.alignment(), buffer_type.max_size());
-    let mut pieces: Vec<Piece> = Vec::new();
+    let mut pieces: Vec<BufferPlan> = Vec::new();
     for (tensor, size) in tensors.iter().zip(sizes) {
         if size > max_size {
             return Err(Error::unsupported(
@@ -243,7 +246,7 @@ fn pieces(buffer_type: &Arc<dyn BufferType>, tensors: &[TensorInfo<'_>]) -> Resu
                 piece.offsets.push(at);
                 piece.size = end;
             }
-            _ => pieces.push(Piece {
+            _ => pieces.push(BufferPlan {
                 offsets: vec![0],
                 size,
             }),

@@ -50,7 +50,7 @@ impl Default for LoadOptions<'_> {
 }
 
 /// A piece of a tensor, passed to the sink as a whole.
-struct Job<'a> {
+struct TensorChunk<'a> {
     info: &'a TensorInfo,
     start: usize,
     len: usize,
@@ -101,11 +101,15 @@ impl GgufFile {
             if chunk_bytes == 0 {
                 return Err(Error::invalid("chunk_bytes", "is 0").into());
             }
-            jobs.extend((0..info.size).step_by(chunk_bytes).map(|start| Job {
-                info,
-                start,
-                len: chunk_bytes.min(info.size - start),
-            }));
+            jobs.extend(
+                (0..info.size)
+                    .step_by(chunk_bytes)
+                    .map(|start| TensorChunk {
+                        info,
+                        start,
+                        len: chunk_bytes.min(info.size - start),
+                    }),
+            );
         }
         self.run_jobs(jobs, options, &sink)
     }
@@ -121,13 +125,13 @@ impl GgufFile {
 
     fn run_jobs<E: From<Error> + Send>(
         &self,
-        mut jobs: Vec<Job<'_>>,
+        mut jobs: Vec<TensorChunk<'_>>,
         options: &LoadOptions<'_>,
         sink: &(impl Fn(&TensorInfo, usize, &[u8]) -> Result<(), E> + Sync),
     ) -> Result<(), E> {
         // Disks are fastest when read sequentially.
         jobs.sort_by_key(|job| (job.info.file, job.info.offset, job.start));
-        let progress = Progress::new(options, jobs.iter().map(|job| job.len as u64).sum());
+        let progress = LoadProgress::new(options, jobs.iter().map(|job| job.len as u64).sum());
         let run = (jobs.len() / (RUN * options.threads.max(1))).clamp(1, RUN);
         let runs = jobs.chunks(run).collect::<Vec<_>>();
         let next = AtomicUsize::new(0);
@@ -177,10 +181,10 @@ impl GgufFile {
     /// Returns the bytes of a job: in the mapping if requested and mapped, otherwise in `buffer`.
     fn fetch<'a>(
         &'a self,
-        job: &Job<'_>,
+        job: &TensorChunk<'_>,
         in_place: bool,
         buffer: &'a mut Vec<u8>,
-        progress: &Progress<'_>,
+        progress: &LoadProgress<'_>,
         stop: &impl Fn() -> Result<()>,
     ) -> Result<&'a [u8]> {
         let part = self.part_of(job.info)?;
@@ -231,15 +235,15 @@ impl GgufFile {
 }
 
 /// Sum of the bytes that all threads have read.
-struct Progress<'a> {
+struct LoadProgress<'a> {
     report: &'a (dyn Fn(u64, u64) + Sync),
     done: Mutex<u64>,
     total: u64,
 }
 
-impl<'a> Progress<'a> {
+impl<'a> LoadProgress<'a> {
     fn new(options: &LoadOptions<'a>, total: u64) -> Self {
-        Progress {
+        LoadProgress {
             report: options.progress,
             done: Mutex::new(0),
             total,

@@ -22,7 +22,7 @@ fn values(is_lowered: bool) -> [f32; 3] {
 
 /// Rounding of the elements of a group without a grid. In ascending order they have the codes 0, 1
 /// and 2.
-struct Split<const G: usize> {
+struct TernaryRounding<const G: usize> {
     /// Number of elements with code 0.
     zeros: usize,
     /// Number of elements with code 0 or 1.
@@ -35,15 +35,15 @@ struct Split<const G: usize> {
 
 /// Points of a group.
 #[derive(Clone, Copy)]
-struct Fit<const G: usize> {
+struct GroupFit<const G: usize> {
     scale: f32,
     points: [u16; G],
     lowered: [bool; G],
 }
 
-impl<const G: usize> Fit<G> {
+impl<const G: usize> GroupFit<G> {
     /// Fit of a group without significant elements.
-    const NONE: Self = Fit {
+    const NONE: Self = GroupFit {
         scale: 0.0,
         points: [0; G],
         lowered: [false; G],
@@ -56,7 +56,7 @@ impl<const G: usize> Fit<G> {
         x: &[[f32; 8]; G],
         weights: &[[f32; 8]; G],
         negligible: f32,
-        split: impl Fn(&[f32], &[f32], &[usize]) -> Option<Split<G>>,
+        split: impl Fn(&[f32], &[f32], &[usize]) -> Option<TernaryRounding<G>>,
     ) -> Self {
         let x_flat = x.as_flattened();
         if max_abs(x_flat) < negligible {
@@ -73,7 +73,7 @@ impl<const G: usize> Fit<G> {
             codes[i / 8][i % 8] =
                 usize::from(place >= split.zeros) + usize::from(place >= split.below_twos);
         }
-        let mut fit = Fit {
+        let mut fit = GroupFit {
             scale: split.scale,
             points: [0; G],
             lowered: split.lowered,
@@ -167,7 +167,7 @@ fn scale_code(scale: f32, inverse: f32) -> u8 {
 }
 
 /// Returns the best split of 32 elements with one shift.
-fn split_whole(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<4>> {
+fn split_whole(x: &[f32], weights: &[f32], order: &[usize]) -> Option<TernaryRounding<4>> {
     /// Sums, followed by room for a vector that starts at the last one.
     const PADDED: usize = 33 + LANES - 1;
     let (mut sum_x, mut sum_w) = ([f32::NAN; PADDED], [f32::NAN; PADDED]);
@@ -226,7 +226,7 @@ fn split_whole(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<4>> 
                     if is_better(gain, xq, qq) {
                         let scale = xq / qq;
                         gain = scale * xq;
-                        best = Some(Split {
+                        best = Some(TernaryRounding {
                             zeros,
                             below_twos: below_twos + lane,
                             lowered: [shift == 1; 4],
@@ -241,7 +241,7 @@ fn split_whole(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<4>> 
 }
 
 /// Returns the best split of 16 elements, with separate shifts for both halves.
-fn split_halves(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<2>> {
+fn split_halves(x: &[f32], weights: &[f32], order: &[usize]) -> Option<TernaryRounding<2>> {
     const PADDED: usize = 17 + LANES - 1;
     let (mut sum_x, mut sum_w) = ([[f32::NAN; PADDED]; 2], [[f32::NAN; PADDED]; 2]);
     for half in 0..2 {
@@ -305,7 +305,7 @@ fn split_halves(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<2>>
                     if is_better(gain, xq, qq) {
                         let scale = xq / qq;
                         gain = scale * xq;
-                        best = Some(Split {
+                        best = Some(TernaryRounding {
                             zeros,
                             below_twos: below_twos + lane,
                             lowered: [shifts / 2 == 1, shifts % 2 == 1],
@@ -322,11 +322,11 @@ fn split_halves(x: &[f32], weights: &[f32], order: &[usize]) -> Option<Split<2>>
 impl Quantize for BlockIq1S {
     fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
         let weights = weights(x, importance);
-        let mut fits = [Fit::<4>::NONE; 8];
+        let mut fits = [GroupFit::<4>::NONE; 8];
         let groups = x.as_chunks::<8>().0.as_chunks::<4>().0;
         let weights = weights.as_chunks::<8>().0.as_chunks::<4>().0;
         for ((fit, x), weights) in fits.iter_mut().zip(groups).zip(weights) {
-            *fit = Fit::new(x, weights, 1e-12, split_whole);
+            *fit = GroupFit::new(x, weights, 1e-12, split_whole);
         }
         let max = fits.iter().fold(0.0, |max, fit| greater(fit.scale, max));
         let d = max / 15.0;
@@ -351,11 +351,11 @@ impl Quantize for BlockIq1S {
 impl Quantize for BlockIq1M {
     fn quantize(x: &[f32; 256], importance: Option<&[f32; 256]>, _: f32) -> Self {
         let weights = weights(x, importance);
-        let mut fits = [Fit::<2>::NONE; 16];
+        let mut fits = [GroupFit::<2>::NONE; 16];
         let groups = x.as_chunks::<8>().0.as_chunks::<2>().0;
         let weights = weights.as_chunks::<8>().0.as_chunks::<2>().0;
         for ((fit, x), weights) in fits.iter_mut().zip(groups).zip(weights) {
-            *fit = Fit::new(x, weights, 1e-7, split_halves);
+            *fit = GroupFit::new(x, weights, 1e-7, split_halves);
         }
         let max = fits.iter().fold(0.0, |max, fit| greater(fit.scale, max));
         let mut words = [0u16; 4];

@@ -67,13 +67,13 @@ struct Chosen<const G: usize, const S: usize> {
 /// `Σ w x q` and `Σ w q²` for each of several scales. Their quotient is the best scale for the
 /// points.
 #[derive(Clone, Copy)]
-struct Sums {
+struct ScaleFitSums {
     xq: Lanes,
     qq: Lanes,
 }
 
-impl Sums {
-    const ZERO: Sums = Sums {
+impl ScaleFitSums {
+    const ZERO: ScaleFitSums = ScaleFitSums {
         xq: [0.0; LANES],
         qq: [0.0; LANES],
     };
@@ -262,7 +262,7 @@ impl Search {
             let step = |lane: usize| f32::from((first + lane as i16).min(tries));
             let inverses = std::array::from_fn(|lane| (top + step(lane) * self.step) / largest);
             let scales = inverses.map(|inverse| 1.0 / inverse);
-            let mut sums = Sums::ZERO;
+            let mut sums = ScaleFitSums::ZERO;
             let tried: [_; G] = std::array::from_fn(|i| {
                 let (points, exact) =
                     choose_points(neighbours, &x[i], &loss_weights[i], &scales, &inverses);
@@ -288,7 +288,7 @@ impl Search {
         };
         if scale > 0.0 && again.contains(&true) {
             let (scales, inverses) = ([scale; LANES], [1.0 / scale; LANES]);
-            let mut sums = Sums::ZERO;
+            let mut sums = ScaleFitSums::ZERO;
             for i in 0..G {
                 if again[i] {
                     let (chosen, _) =

@@ -34,7 +34,7 @@ pub const MAX_THREADS: usize = 512;
 /// Function that every worker calls, with its number and the team.
 pub type Job<'a> = &'a (dyn Fn(usize, &Team) + Sync);
 
-struct Shared {
+struct PoolState {
     team: Team,
     job: UnsafeCell<Option<Job<'static>>>,
     /// Start signals, one for each worker except the caller, so that a job wakes only the workers
@@ -54,7 +54,7 @@ struct Start(Signal);
 // SAFETY: only `job` needs it. A job is `Sync`, so all threads may call it. Only the caller that
 // holds `Pool::caller` writes the cell, while no worker reads it: before `started` is raised and
 // after `finished` was. Both publish earlier writes.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PoolState {}
 
 /// Threads of one device, or of several devices in turn. The first job that needs them starts them.
 pub struct Pool {
@@ -75,7 +75,7 @@ impl fmt::Debug for Pool {
 }
 
 struct Workers {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     handles: Vec<JoinHandle<()>>,
 }
 
@@ -206,7 +206,7 @@ impl Workers {
     /// Starts the threads. If the system refuses some, the team is smaller.
     fn start(threads: usize, settings: &Arc<Settings>) -> Self {
         let shared = |size| {
-            Arc::new(Shared {
+            Arc::new(PoolState {
                 team: Team::new(size, settings.spins),
                 job: UnsafeCell::new(None),
                 started: (1..size).map(|_| Start::default()).collect(),
@@ -263,7 +263,7 @@ impl Drop for Workers {
     }
 }
 
-fn work(shared: &Shared, number: usize, settings: &Settings) {
+fn work(shared: &PoolState, number: usize, settings: &Settings) {
     settings.apply_to_worker(number);
     let started = &shared.started[number - 1].0;
     let mut seen = 0;

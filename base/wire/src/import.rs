@@ -7,7 +7,7 @@
 
 use crate::numbers::{MAX_SRC, flag, op};
 use crate::params::{decode, dtype, shape};
-use crate::{Description, Reason};
+use crate::{ConversionReason, Description};
 use samite_core::{
     DIMS, Graph, Layout, Op, Slot, StoredTensor, Support, TensorId, TensorRef, Usage,
 };
@@ -42,20 +42,20 @@ pub trait Tensors {
     ///
     /// # Errors
     /// If it has no memory, or if that is outside its buffer.
-    fn place(&mut self, key: Self::Key, layout: Layout) -> Result<TensorRef, Reason>;
+    fn place(&mut self, key: Self::Key, layout: Layout) -> Result<TensorRef, ConversionReason>;
 
     /// Returns new memory for an intermediate result.
     ///
     /// # Errors
     /// If there is not enough memory.
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, Reason>;
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason>;
 }
 
 /// Returns the layout of a tensor.
 ///
 /// # Errors
 /// If its type is unknown or its extents and strides are invalid.
-pub fn layout(tensor: &Description) -> Result<Layout, Reason> {
+pub fn layout(tensor: &Description) -> Result<Layout, ConversionReason> {
     Layout::strided(dtype(tensor)?, shape(tensor)?, tensor.nb)
         .map_err(|error| error.to_string().into())
 }
@@ -112,7 +112,7 @@ impl<T: Tensors> Importer<T> {
     ///
     /// # Errors
     /// The reason, if samite does not have the operation or the operands do not fit.
-    pub fn node(&mut self, key: T::Key) -> Result<TensorId, Reason> {
+    pub fn node(&mut self, key: T::Key) -> Result<TensorId, ConversionReason> {
         let (t, sources) = (self.tensors.describe(key), self.tensors.sources(key));
         let operation = decode(&t)?;
         if operation.is_view() {
@@ -168,16 +168,19 @@ impl<T: Tensors> Importer<T> {
     ///
     /// # Errors
     /// Number and name of a node, and the reason.
-    pub fn graph(mut self, nodes: impl IntoIterator<Item = T::Key>) -> Result<Imported, Reason> {
+    pub fn graph(
+        mut self,
+        nodes: impl IntoIterator<Item = T::Key>,
+    ) -> Result<Imported, ConversionReason> {
         for (number, key) in nodes.into_iter().enumerate() {
             let t = self.tensors.describe(key);
             if t.flags & flag::COMPUTE == 0 || op::is_view(t.op) || t.op == op::NONE {
                 continue; // views are imported when something reads them
             }
             let name = self.tensors.name(key);
-            let id = self
-                .node(key)
-                .map_err(|reason| Reason::from(format!("node {number} '{name}': {reason}")))?;
+            let id = self.node(key).map_err(|reason| {
+                ConversionReason::from(format!("node {number} '{name}': {reason}"))
+            })?;
             self.graph.set_name(id, name);
         }
         // Tensors that are also read outside this part of the graph are outputs.
@@ -207,7 +210,7 @@ impl<T: Tensors> Importer<T> {
     }
 
     /// Returns the id of a tensor that is read.
-    fn operand(&mut self, key: T::Key, depth: usize) -> Result<TensorId, Reason> {
+    fn operand(&mut self, key: T::Key, depth: usize) -> Result<TensorId, ConversionReason> {
         if let Some(&id) = self.known.get(&key) {
             return Ok(id);
         }
@@ -255,24 +258,28 @@ impl<T: Tensors> Importer<T> {
     }
 
     /// Returns a leaf for memory with a value.
-    fn leaf(&mut self, key: T::Key) -> Result<TensorId, Reason> {
+    fn leaf(&mut self, key: T::Key) -> Result<TensorId, ConversionReason> {
         let layout = layout(&self.tensors.describe(key))?;
         let TensorRef { buffer, slot } = self.tensors.place(key, layout)?;
         let stored = StoredTensor::new(self.tensors.name(key), buffer, slot.offset, slot.layout)
-            .map_err(|error| Reason::from(error.to_string()))?;
+            .map_err(|error| ConversionReason::from(error.to_string()))?;
         let id = self
             .graph
             .stored(&stored)
-            .map_err(|error| Reason::from(error.to_string()))?;
+            .map_err(|error| ConversionReason::from(error.to_string()))?;
         self.places.push(Some(stored.tensor().clone()));
         Ok(id)
     }
 
-    fn push(&mut self, operation: Op, ids: &[Option<TensorId>]) -> Result<TensorId, Reason> {
+    fn push(
+        &mut self,
+        operation: Op,
+        ids: &[Option<TensorId>],
+    ) -> Result<TensorId, ConversionReason> {
         let id = self
             .graph
             .push(operation, ids)
-            .map_err(|error| Reason::from(error.to_string()))?;
+            .map_err(|error| ConversionReason::from(error.to_string()))?;
         self.places.push(None);
         if self.graph.tensor(id).is_computed() {
             self.nodes.push(id);
@@ -282,7 +289,11 @@ impl<T: Tensors> Importer<T> {
 
     /// Trims operands. ggml's gradient of row lookup may have more rows than numbers, and reads the
     /// first ones. For rows with an odd number of elements, gated units skip the last one.
-    fn trim(&mut self, operation: &Op, ids: &mut [Option<TensorId>]) -> Result<(), Reason> {
+    fn trim(
+        &mut self,
+        operation: &Op,
+        ids: &mut [Option<TensorId>],
+    ) -> Result<(), ConversionReason> {
         let layout = |id: TensorId| self.graph.tensor(id).layout;
         let (source, shape) = match (operation, &*ids) {
             (Op::GetRowsBack { .. }, &[Some(gradient), Some(numbers)]) => {
@@ -314,7 +325,12 @@ impl<T: Tensors> Importer<T> {
         Ok(())
     }
 
-    fn set_place(&mut self, id: TensorId, key: T::Key, layout: Layout) -> Result<(), Reason> {
+    fn set_place(
+        &mut self,
+        id: TensorId,
+        key: T::Key,
+        layout: Layout,
+    ) -> Result<(), ConversionReason> {
         self.places[id.index()] = Some(self.tensors.place(key, layout)?);
         Ok(())
     }
@@ -327,7 +343,7 @@ impl<T: Tensors> Importer<T> {
         ids: &mut [Option<TensorId>],
         key: T::Key,
         result: Layout,
-    ) -> Result<(), Reason> {
+    ) -> Result<(), ConversionReason> {
         if !self.tensors.is_placed(key) || operation.aliased_source().is_some() {
             return Ok(());
         }
@@ -367,10 +383,10 @@ pub fn supported(device: &dyn samite_core::Device, imported: &Imported) -> Suppo
 ///
 /// # Errors
 /// If there is not enough memory.
-pub fn temporary(layout: Layout) -> Result<TensorRef, Reason> {
+pub fn temporary(layout: Layout) -> Result<TensorRef, ConversionReason> {
     let buffer = samite_core::host_buffer_type()
         .allocate(layout.bytes(), Usage::Compute)
-        .map_err(|error| Reason::from(error.to_string()))?;
+        .map_err(|error| ConversionReason::from(error.to_string()))?;
     let slot = Slot { offset: 0, layout };
     Ok(TensorRef { buffer, slot })
 }

@@ -2,12 +2,12 @@
 //! directions.
 
 use crate::field::{
-    Bit, Circular, Field, Flag, Float, Function, Gate, Long, ResultRow, ResultRows, ResultShape,
-    ResultStrides, ResultType, RopeFields, Scaling, Shifts, Size, Sizes, Windows, Words, order_at,
-    pool_at, precision_at, triangle_at,
+    Bit, Circular, Field, Flag, Float, Function, GluField, Long, ResultRow, ResultRows,
+    ResultShape, ResultStrides, ResultType, RopeFields, Scaling, Shifts, Size, Sizes, Windows,
+    Words, order_at, pool_at, precision_at, triangle_at,
 };
 use crate::numbers::{MAX_OP_PARAMS, op};
-use crate::{Description, Reason};
+use crate::{ConversionReason, Description};
 use samite_core::Op;
 
 pub use crate::field::{dtype, shape};
@@ -27,7 +27,7 @@ macro_rules! conversions {
         $number:ident $(if $condition:ident)? => $kind:ident
             $(($whole:ident: $whole_field:expr))? $({ $($name:ident: $field:expr),* })?;
     )*) => {
-        fn write(operation: &Op, words: &mut Words) -> Result<u32, Reason> {
+        fn write(operation: &Op, words: &mut Words) -> Result<u32, ConversionReason> {
             Ok(match *operation {
                 $(Op::$kind $(($whole))? $({ $($name),* })? => {
                     $($whole_field.write($whole, words)?;)?
@@ -38,7 +38,7 @@ macro_rules! conversions {
             })
         }
 
-        fn read(tensor: &Description) -> Result<Op, Reason> {
+        fn read(tensor: &Description) -> Result<Op, ConversionReason> {
             Ok(match tensor.op {
                 $(op::$number $(if $condition(tensor))? => {
                     Op::$kind $(($whole_field.read(tensor)?))? $({ $($name: $field.read(tensor)?),* })?
@@ -111,7 +111,7 @@ conversions! {
         scale: Float(0), max_bias: Float(1), softcap: Float(2), precision: precision_at(3)
     };
     UNARY => Unary(function: Function);
-    GLU => Glu { kind: Gate, swapped: Flag(1) };
+    GLU => Glu { kind: GluField, swapped: Flag(1) };
     ACC => Acc { strides: Sizes([0, 1, 2]), offset: Size(3) };
     SET => Set { strides: Sizes([0, 1, 2]), offset: Size(3) };
     SIN => Sin;
@@ -168,7 +168,7 @@ fn is_circular(tensor: &Description) -> bool {
 ///
 /// # Errors
 /// If ggml does not have the operation or a parameter does not fit.
-pub fn encode(operation: &Op) -> Result<Encoded, Reason> {
+pub fn encode(operation: &Op) -> Result<Encoded, ConversionReason> {
     let mut params = [0; MAX_OP_PARAMS];
     let op = write(operation, &mut params)?;
     Ok(Encoded { op, params })
@@ -182,7 +182,7 @@ pub fn encode(operation: &Op) -> Result<Encoded, Reason> {
 ///
 /// # Errors
 /// The reason, if samite does not have the operation.
-pub fn decode(tensor: &Description) -> Result<Op, Reason> {
+pub fn decode(tensor: &Description) -> Result<Op, ConversionReason> {
     if tensor.op == op::SOFT_MAX_BACK && tensor.op_params[1] != 0 {
         return Err("the gradient of a softmax with ALiBi is not known".into());
     }

@@ -1,6 +1,6 @@
 //! Batches of both interfaces, and decoding.
 
-use crate::context::{Context, State, context};
+use crate::context::{Context, ContextState, context};
 use crate::entry::{Failure, Outcome, array, export};
 use crate::handles::Handles;
 use crate::layout::{Batch, Embd, Flag, Opaque};
@@ -21,7 +21,7 @@ const MAX_ELEMENTS: i64 = 1 << 31;
 
 /// An item of a batch.
 #[derive(Clone, Debug)]
-struct Entry {
+struct BatchEntry {
     id: Option<u32>,
     /// Embedding that replaces the token.
     embedding: Option<Vec<f32>>,
@@ -38,13 +38,13 @@ struct Extended {
     most: usize,
     /// Elements of an embedding.
     width: usize,
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<Vec<BatchEntry>>,
 }
 
 static EXTENDED: Handles<Extended> = Handles::new("batch");
 
 impl Extended {
-    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<BatchEntry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -79,7 +79,7 @@ fn elements(count: usize, each: usize) -> Outcome<usize> {
 ///
 /// # Safety
 /// The caller must uphold the header's contract.
-unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<Entry>> {
+unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<BatchEntry>> {
     let count = usize::try_from(batch.n_tokens).unwrap_or(0);
     if count == 0 {
         return Err(Failure::new("the batch is empty"));
@@ -154,7 +154,7 @@ unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<Entry>> {
                 Ok(positions[index])
             }
         });
-        Ok(Entry {
+        Ok(BatchEntry {
             id: id.transpose()?,
             embedding: embeddings.map(row),
             position: position.transpose()?,
@@ -166,7 +166,7 @@ unsafe fn entries(context: &Context, batch: &Batch) -> Outcome<Vec<Entry>> {
 }
 
 /// Converts items to a batch of the engine.
-fn batch_of(state: &mut State, entries: &[Entry]) -> Outcome<samite_llm::Batch> {
+fn batch_of(state: &mut ContextState, entries: &[BatchEntry]) -> Outcome<samite_llm::Batch> {
     let embeddings = state.embeddings;
     let engine = state.engine()?;
     let mut batch = samite_llm::Batch::new();
@@ -203,7 +203,11 @@ fn batch_of(state: &mut State, entries: &[Entry]) -> Outcome<samite_llm::Batch> 
 }
 
 /// Returns whether a sequence would exceed its maximum number of tokens.
-fn is_too_long(context: &Context, state: &mut State, batch: &samite_llm::Batch) -> Outcome<bool> {
+fn is_too_long(
+    context: &Context,
+    state: &mut ContextState,
+    batch: &samite_llm::Batch,
+) -> Outcome<bool> {
     if context.n_ctx_seq == context.n_ctx {
         return Ok(false);
     }
@@ -234,7 +238,7 @@ fn is_too_long(context: &Context, state: &mut State, batch: &samite_llm::Batch) 
 }
 
 /// Decodes tokens and returns the header's status code.
-fn decode(context: &Context, entries: &[Entry]) -> Outcome<c_int> {
+fn decode(context: &Context, entries: &[BatchEntry]) -> Outcome<c_int> {
     let mut state = context.lock();
     let state = &mut *state;
     let start = now_us();
@@ -285,7 +289,7 @@ fn decode(context: &Context, entries: &[Entry]) -> Outcome<c_int> {
         }
     };
     if number == 0 {
-        let State { results, .. } = state;
+        let ContextState { results, .. } = state;
         let mut results = std::mem::take(results);
         let taken = state
             .engine()
@@ -298,7 +302,7 @@ fn decode(context: &Context, entries: &[Entry]) -> Outcome<c_int> {
 }
 
 /// Changes an item of a batch, by its index.
-fn change(handle: *mut Opaque, index: i32, change: impl FnOnce(&mut Entry)) -> Outcome<bool> {
+fn change(handle: *mut Opaque, index: i32, change: impl FnOnce(&mut BatchEntry)) -> Outcome<bool> {
     let batch = extended(handle)?;
     let mut entries = batch.lock();
     let entry = usize::try_from(index)
@@ -324,7 +328,7 @@ fn add(
     if entries.len() >= batch.most {
         return Ok(-1);
     }
-    entries.push(Entry {
+    entries.push(BatchEntry {
         id,
         embedding,
         position: None,

@@ -2,7 +2,9 @@
 
 use crate::entry::{Failure, Outcome, array, export, required_text, text};
 use crate::layout::ChatMessage;
-use samite_chat::{BUILTIN, ChatTemplate, DateTime, Guard, Message, PromptOptions, Role, Sources};
+use samite_chat::{
+    BUILTIN, ChatTemplate, DateTime, Guard, Message, MessageRole, PromptOptions, Sources,
+};
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
@@ -18,9 +20,14 @@ fn names() -> &'static [CString] {
 }
 
 fn message(role: &str, content: &str) -> Outcome<Message> {
-    const ROLES: [Role; 4] = [Role::System, Role::User, Role::Assistant, Role::Tool];
+    const ROLES: [MessageRole; 4] = [
+        MessageRole::System,
+        MessageRole::User,
+        MessageRole::Assistant,
+        MessageRole::Tool,
+    ];
     let role = match role {
-        "developer" => Role::System,
+        "developer" => MessageRole::System,
         role => {
             let known = ROLES.into_iter().find(|known| known.name() == role);
             known.ok_or_else(|| Failure::new(format!("{role:?} is no role")))?

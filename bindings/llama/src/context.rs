@@ -6,7 +6,7 @@ use crate::entry::{Failure, Outcome, alias, export};
 use crate::handles::{Handles, fresh};
 use crate::layout::{AbortCallback, ContextParams, Flag, MAX_SEQUENCES, Opaque, Sampler};
 use crate::log::{self, Level};
-use crate::model::{Model, model};
+use crate::model::{LlamaModel, model};
 use crate::names::now_us;
 use crate::perf::Times;
 use crate::results::Results;
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 /// A caller's context. Its memory has the same handle.
 pub struct Context {
     /// Model of the context.
-    pub model: Arc<Model>,
+    pub model: Arc<LlamaModel>,
     /// Number of cells in its cache.
     pub n_ctx: u32,
     /// Maximum number of tokens in one sequence.
@@ -33,11 +33,11 @@ pub struct Context {
     pooling: Option<Pooling>,
     abort: Arc<Abort>,
     tokens: OnceLock<Vec<i32>>,
-    state: Mutex<State>,
+    state: Mutex<ContextState>,
 }
 
 /// Mutable state of a context.
-pub struct State {
+pub struct ContextState {
     engine: Option<Engine>,
     /// True if embeddings are computed.
     pub embeddings: bool,
@@ -65,7 +65,7 @@ pub fn context<P>(handle: *const P) -> Outcome<Arc<Context>> {
 
 impl Context {
     /// Locks the context.
-    pub fn lock(&self) -> MutexGuard<'_, State> {
+    pub fn lock(&self) -> MutexGuard<'_, ContextState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -121,7 +121,7 @@ impl Context {
     }
 }
 
-impl State {
+impl ContextState {
     /// Returns the engine's context.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ impl State {
     }
 }
 
-fn pooling_of(number: c_int, model: &Model) -> Outcome<Option<Pooling>> {
+fn pooling_of(number: c_int, model: &LlamaModel) -> Outcome<Option<Pooling>> {
     let none = |pooling: Pooling| (pooling != Pooling::None).then_some(pooling);
     match number {
         -1 => Ok(model.spec().and_then(|spec| spec.pooling).and_then(none)),
@@ -188,7 +188,7 @@ fn threads(number: i32) -> Option<usize> {
 }
 
 /// Logs parameters that have no effect.
-fn tell_of(params: &ContextParams, model: &Model) {
+fn tell_of(params: &ContextParams, model: &LlamaModel) {
     let tell = |what: &str| log::line(Level::Warn, &format!("llama_init_from_model: {what}"));
     let layers = model.spec().into_iter().flat_map(|spec| &spec.layers);
     let mut rotations = layers.filter_map(|layer| layer.attention()?.rotation.as_ref());
@@ -265,7 +265,7 @@ fn make(handle: *mut Opaque, params: &ContextParams) -> Outcome<*mut Opaque> {
         pooling,
         abort,
         tokens: OnceLock::new(),
-        state: Mutex::new(State {
+        state: Mutex::new(ContextState {
             engine: None,
             embeddings: params.embeddings.is_on(),
             threads: [params.n_threads, params.n_threads_batch],

@@ -23,7 +23,7 @@ pub fn registry() -> &'static Registry {
 
 /// A caller's device selection.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct DeviceSelection {
     /// Named devices; `None` for all available ones.
     devices: Option<Vec<String>>,
     /// Regular expressions for tensor names, each with a memory type.
@@ -38,7 +38,7 @@ pub struct Wanted {
 
 /// Placement of a model.
 #[derive(Debug)]
-pub struct Placement {
+pub struct ModelPlacement {
     /// Devices, the host's last.
     pub devices: Vec<Arc<dyn Device>>,
     /// Placement rules.
@@ -73,18 +73,18 @@ fn name_of(function: &CStr, thing: *mut c_void) -> String {
     name.to_string_lossy().into_owned()
 }
 
-impl Wanted {
+impl DeviceSelection {
     /// Reads the selection from the parameters.
     ///
     /// # Safety
     /// The caller must uphold the header's contract.
     pub unsafe fn from_params(params: &ModelParams) -> Outcome<Self> {
-        let mut wanted = Wanted {
+        let mut wanted = DeviceSelection {
             n_gpu_layers: params.n_gpu_layers,
             only: (params.split_mode == SPLIT_NONE)
                 .then(|| usize::try_from(params.main_gpu).ok())
                 .flatten(),
-            ..Wanted::default()
+            ..DeviceSelection::default()
         };
         let mut next = params.devices;
         // SAFETY: the caller guarantees a null-terminated list.
@@ -125,7 +125,7 @@ impl Wanted {
     ///
     /// # Errors
     /// If an expression is invalid, or no CPU device exists.
-    pub fn choose(&self, registry: &Registry) -> Outcome<Placement> {
+    pub fn choose(&self, registry: &Registry) -> Outcome<ModelPlacement> {
         let is_host = |device: &Arc<dyn Device>| device.kind() == DeviceKind::Cpu;
         let (mut hosts, mut others): (Vec<_>, Vec<_>) =
             registry.automatic().into_iter().partition(is_host);
@@ -174,7 +174,7 @@ impl Wanted {
             }
             rules.push(PlacementRule::of_names(pattern, device.name())?);
         }
-        Ok(Placement {
+        Ok(ModelPlacement {
             devices: others,
             rules,
         })
@@ -209,17 +209,17 @@ fn find(registry: &Registry, others: &[Arc<dyn Device>], name: &str) -> Option<A
 mod tests {
     use super::*;
 
-    fn names(wanted: &Wanted) -> (Vec<String>, String) {
-        let Placement { devices, rules } = wanted.choose(registry()).unwrap();
+    fn names(wanted: &DeviceSelection) -> (Vec<String>, String) {
+        let ModelPlacement { devices, rules } = wanted.choose(registry()).unwrap();
         let names = devices.iter().map(|device| device.name().to_owned());
         (names.collect(), format!("{rules:?}"))
     }
 
-    fn named(devices: &[&str]) -> Wanted {
-        Wanted {
+    fn named(devices: &[&str]) -> DeviceSelection {
+        DeviceSelection {
             devices: Some(devices.iter().map(|&name| name.to_owned()).collect()),
             n_gpu_layers: -1,
-            ..Wanted::default()
+            ..DeviceSelection::default()
         }
     }
 

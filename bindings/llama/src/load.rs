@@ -1,11 +1,11 @@
 //! Model loading.
 
-use crate::devices::{Wanted, registry};
+use crate::devices::{DeviceSelection, registry};
 use crate::entry::{Failure, Outcome, alias, array, export, required_text};
 use crate::handles::fresh;
 use crate::layout::{KvOverride, ModelParams, Opaque};
 use crate::log;
-use crate::model::{MODELS, Model};
+use crate::model::{LlamaModel, MODELS};
 use crate::names::now_us;
 use crate::vocabulary::Vocabulary;
 use samite_core::CancelToken;
@@ -92,7 +92,7 @@ unsafe fn load(path: &Path, params: &ModelParams) -> Outcome<*mut Opaque> {
     // SAFETY: the caller upholds the header's contract.
     unsafe { apply_overrides(file.metadata_mut(), params.kv_overrides) }?;
     // SAFETY: as above.
-    let wanted = unsafe { Wanted::from_params(params) }?;
+    let wanted = unsafe { DeviceSelection::from_params(params) }?;
     let data = vocab_data(file.metadata())?;
     let engine = if params.vocab_only.is_on() {
         None
@@ -106,7 +106,7 @@ unsafe fn load(path: &Path, params: &ModelParams) -> Outcome<*mut Opaque> {
     };
     let vocabulary = data.zip(tokenizer);
     let vocabulary = vocabulary.map(|(data, tokenizer)| Vocabulary::new(&data, tokenizer));
-    let mut model = Model::new(file.metadata().clone(), vocabulary);
+    let mut model = LlamaModel::new(file.metadata().clone(), vocabulary);
     model.n_params = file.tensors().total_elements();
     model.bytes = file.tensors().iter().map(|tensor| tensor.size as u64).sum();
     model.engine = engine;
@@ -119,7 +119,7 @@ unsafe fn load(path: &Path, params: &ModelParams) -> Outcome<*mut Opaque> {
 fn load_engine(
     file: &GgufFile,
     params: &ModelParams,
-    wanted: &Wanted,
+    wanted: &DeviceSelection,
     mode: LoadMode,
 ) -> Outcome<Arc<Engine>> {
     let placement = wanted.choose(registry())?;

@@ -24,12 +24,12 @@ pub enum Level {
 
 /// Callback and its data.
 #[derive(Clone, Copy)]
-struct Sink {
+struct LogSink {
     function: unsafe extern "C" fn(c_int, *const c_char, *mut c_void),
     data: usize,
 }
 
-static SINK: RwLock<Sink> = RwLock::new(Sink {
+static SINK: RwLock<LogSink> = RwLock::new(LogSink {
     function: standard_error,
     data: 0,
 });
@@ -80,36 +80,36 @@ pub fn listen() {
 struct Lines;
 
 /// Text of one event.
-struct Event {
+struct EventWriter {
     level: Level,
     text: Vec<u8>,
 }
 
 impl<'a> MakeWriter<'a> for Lines {
-    type Writer = Event;
+    type Writer = EventWriter;
 
-    fn make_writer(&'a self) -> Event {
-        Event {
+    fn make_writer(&'a self) -> EventWriter {
+        EventWriter {
             level: Level::Info,
             text: Vec::new(),
         }
     }
 
-    fn make_writer_for(&'a self, meta: &tracing::Metadata<'_>) -> Event {
+    fn make_writer_for(&'a self, meta: &tracing::Metadata<'_>) -> EventWriter {
         let level = match *meta.level() {
             tracing::Level::ERROR => Level::Error,
             tracing::Level::WARN => Level::Warn,
             tracing::Level::INFO => Level::Info,
             _ => Level::Debug,
         };
-        Event {
+        EventWriter {
             level,
             text: Vec::new(),
         }
     }
 }
 
-impl Write for Event {
+impl Write for EventWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.text.extend_from_slice(bytes);
         Ok(bytes.len())
@@ -120,7 +120,7 @@ impl Write for Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for EventWriter {
     fn drop(&mut self) {
         let text = String::from_utf8_lossy(&self.text);
         if !text.trim().is_empty() {
@@ -136,8 +136,8 @@ export! {
     /// Sends the log to `callback`, or to standard error if it is null.
     fn llama_log_set(callback: LogCallback, user_data: *mut c_void), or (); {
         let sink = match callback {
-            Some(function) => Sink { function, data: user_data.expose_provenance() },
-            None => Sink { function: standard_error, data: 0 },
+            Some(function) => LogSink { function, data: user_data.expose_provenance() },
+            None => LogSink { function: standard_error, data: 0 },
         };
         *SINK.write().unwrap_or_else(PoisonError::into_inner) = sink;
         Ok(())

@@ -1,6 +1,6 @@
 //! Memory of a context: removing, copying and moving sequences.
 
-use crate::context::{State, context};
+use crate::context::{ContextState, context};
 use crate::entry::{Failure, Outcome, export};
 use crate::layout::{Flag, Opaque};
 use samite_llm::Context as Engine;
@@ -37,7 +37,7 @@ fn change<T>(handle: *mut Opaque, change: impl FnOnce(&mut Engine) -> Outcome<T>
 fn ask<T>(handle: *mut Opaque, ask: impl FnOnce(&mut Engine) -> Outcome<T>) -> Outcome<T> {
     let context = context(handle)?;
     let mut state = context.lock();
-    let state: &mut State = &mut state;
+    let state: &mut ContextState = &mut state;
     ask(state.engine()?)
 }
 

@@ -17,7 +17,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::sync::Arc;
 
 /// A caller's model. Its vocabulary has the same handle.
-pub struct Model {
+pub struct LlamaModel {
     /// Handle of the model.
     pub handle: usize,
     /// Engine with weights, or without them for planning; `None` for a vocabulary only.
@@ -43,17 +43,17 @@ pub struct Model {
 }
 
 /// All models.
-pub static MODELS: Handles<Model> = Handles::new("model or vocabulary");
+pub static MODELS: Handles<LlamaModel> = Handles::new("model or vocabulary");
 
 /// Returns the model of a handle.
 ///
 /// # Errors
 /// If the handle is not a model.
-pub fn model(handle: *const Opaque) -> Outcome<Arc<Model>> {
+pub fn model(handle: *const Opaque) -> Outcome<Arc<LlamaModel>> {
     MODELS.get(handle)
 }
 
-impl Model {
+impl LlamaModel {
     /// Creates a model from its file's metadata. The engine is added later.
     pub fn new(metadata: Metadata, vocabulary: Option<Vocabulary>) -> Self {
         const TEMPLATE: &str = "tokenizer.chat_template";
@@ -77,7 +77,7 @@ impl Model {
             .ok()
             .flatten();
         let labels = labels.into_iter().flat_map(|labels| labels.iter());
-        Model {
+        LlamaModel {
             handle: 0,
             engine: None,
             vocabulary,

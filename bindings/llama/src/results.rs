@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// Rows at an address that stays valid.
 #[derive(Default)]
-struct Rows {
+struct OutputRows {
     current: Vec<f32>,
     /// Earlier buffers that callers may still read. Each is at most half as large as the next one.
     old: Vec<Vec<f32>>,
@@ -17,7 +17,7 @@ struct Rows {
     count: usize,
 }
 
-impl Rows {
+impl OutputRows {
     fn clear(&mut self) {
         self.count = 0;
     }
@@ -69,9 +69,9 @@ pub struct Results {
     /// Row of each token that has one.
     outputs: Vec<Option<usize>>,
     n_outputs: usize,
-    logits: Rows,
-    embeddings: Rows,
-    pooled: Rows,
+    logits: OutputRows,
+    embeddings: OutputRows,
+    pooled: OutputRows,
     sequences: BTreeMap<i32, usize>,
 }
 

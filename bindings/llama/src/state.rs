@@ -5,7 +5,7 @@
 //! magic number, a version and the tokens. The rest is samite's own, so states of llama.cpp are
 //! rejected.
 
-use crate::context::{State, context};
+use crate::context::{ContextState, context};
 use crate::entry::{Failure, Outcome, alias, array, array_mut, export, required_text};
 use crate::layout::Opaque;
 use crate::memory::sequence;
@@ -21,7 +21,7 @@ const MAGIC_FILES: [u32; 2] = [0x5374_6d73, 0x5174_6d73];
 const VERSION: u32 = 1;
 
 /// Returns the state of a sequence, or of all; cached until something changes.
-fn bytes(state: &mut State, id: Option<i32>) -> Outcome<&[u8]> {
+fn bytes(state: &mut ContextState, id: Option<i32>) -> Outcome<&[u8]> {
     if state.saved.as_ref().is_none_or(|saved| saved.0 != id) {
         let engine = state.engine()?;
         let of_sequence = |engine: &mut samite_llm::Context, number: usize| -> Outcome<Vec<u8>> {
@@ -52,9 +52,9 @@ fn bytes(state: &mut State, id: Option<i32>) -> Outcome<&[u8]> {
 }
 
 /// Reader of the parts of a state.
-struct Parts<'a>(&'a [u8]);
+struct StateReader<'a>(&'a [u8]);
 
-impl<'a> Parts<'a> {
+impl<'a> StateReader<'a> {
     fn take(&mut self, count: usize) -> Outcome<&'a [u8]> {
         let split = self.0.split_at_checked(count);
         let (part, rest) = split.ok_or_else(|| Failure::new("the state is cut off"))?;
@@ -79,7 +79,7 @@ impl<'a> Parts<'a> {
 }
 
 /// Restores a sequence. Returns the number of bytes read.
-fn restore(state: &mut State, id: i32, bytes: &[u8]) -> Outcome<usize> {
+fn restore(state: &mut ContextState, id: i32, bytes: &[u8]) -> Outcome<usize> {
     let saved = SavedSequence::from_bytes(Arc::from(bytes))?;
     state.saved = None;
     let engine = state.engine()?;
@@ -89,8 +89,8 @@ fn restore(state: &mut State, id: i32, bytes: &[u8]) -> Outcome<usize> {
 }
 
 /// Restores a context. Returns the number of bytes read.
-fn restore_all(state: &mut State, bytes: &[u8]) -> Outcome<usize> {
-    let mut parts = Parts(bytes);
+fn restore_all(state: &mut ContextState, bytes: &[u8]) -> Outcome<usize> {
+    let mut parts = StateReader(bytes);
     if [parts.u32()?, parts.u32()?] != [MAGIC_CONTEXT, VERSION] {
         return Err(Failure::new("this is no state of this library"));
     }
@@ -205,7 +205,7 @@ unsafe fn load(
     // SAFETY: the caller upholds the header's contract.
     let path = unsafe { required_text("path", path) }?;
     let bytes = std::fs::read(path)?;
-    let mut parts = Parts(&bytes);
+    let mut parts = StateReader(&bytes);
     if [parts.u32()?, parts.u32()?] != [MAGIC_FILES[usize::from(id.is_some())], VERSION] {
         return Err(Failure::new(format!(
             "{path}: this is no such state of this library"

@@ -2,7 +2,7 @@
 
 /// Status of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum FunctionStatus {
     /// Works as the header says.
     Works,
     /// Works as the header says, with this exception.
@@ -13,11 +13,11 @@ pub enum Status {
     Unsupported(&'static str, &'static str),
 }
 
-use Status::{Nothing, Partly, Unsupported, Works};
+use FunctionStatus::{Nothing, Partly, Unsupported, Works};
 
 /// All functions, sorted by name.
 #[rustfmt::skip]
-pub const TABLE: [(&str, Status); 255] = [
+pub const TABLE: [(&str, FunctionStatus); 255] = [
     ("llama_adapter_get_alora_invocation_tokens", Nothing("always null: there is no such thing")),
     ("llama_adapter_get_alora_n_invocation_tokens", Nothing("always 0: there is no such thing")),
     ("llama_adapter_lora_free", Works),

@@ -2,7 +2,7 @@
 
 use crate::entry::{Failure, Outcome, alias, array, array_mut, export};
 use crate::layout::{Flag, Opaque, TOKEN_NULL};
-use crate::model::{Model, model};
+use crate::model::{LlamaModel, model};
 use samite_text::{TokenAttributes, Tokenizer, TokenizerModel, VocabData};
 use std::ffi::{CString, c_char, c_int};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ fn of_token<T>(
     token: i32,
     ask: impl Fn(&Vocabulary, u32) -> T,
 ) -> Outcome<T> {
-    let model: Arc<Model> = model(handle)?;
+    let model: Arc<LlamaModel> = model(handle)?;
     let vocabulary = model.vocabulary()?;
     Ok(ask(vocabulary, vocabulary.token(token)?))
 }

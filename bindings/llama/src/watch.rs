@@ -6,7 +6,7 @@
 //! activations need them. Other operands only have names, types and shapes.
 
 use crate::devices::function;
-use crate::layout::{EvalCallback, Tensor};
+use crate::layout::{EvalCallback, GgmlTensor};
 use bytemuck::{Pod, Zeroable};
 use samite_core::{Graph, Layout, Node, TensorId};
 use samite_llm::{Seen, Watcher};
@@ -22,20 +22,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Block with ggml's memory alignment.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
-struct Block([u8; 64]);
+struct AlignedBlock([u8; 64]);
 
 /// Value of a tensor in host memory.
-struct Value {
-    blocks: Vec<Block>,
+struct HostValue {
+    blocks: Vec<AlignedBlock>,
     layout: Layout,
 }
 
-impl Value {
+impl HostValue {
     fn from_seen(seen: &Seen<'_>) -> Result<Self, samite_core::Error> {
         let layout = *seen.value.layout();
         let bytes = layout.bytes();
         let mut blocks = Vec::new();
-        let count = bytes.div_ceil(size_of::<Block>()).max(1);
+        let count = bytes.div_ceil(size_of::<AlignedBlock>()).max(1);
         let refused = |_| samite_core::Error::OutOfMemory {
             device: "host".into(),
             what: format!("the value of '{}'", seen.node.tensor().name).into(),
@@ -43,10 +43,10 @@ impl Value {
             free: None,
         };
         blocks.try_reserve_exact(count).map_err(refused)?;
-        blocks.resize(count, Block::zeroed());
+        blocks.resize(count, AlignedBlock::zeroed());
         let all: &mut [u8] = bytemuck::cast_slice_mut(&mut blocks);
         seen.value.read(0, &mut all[..bytes])?;
-        Ok(Value { blocks, layout })
+        Ok(HostValue { blocks, layout })
     }
 
     fn address(&mut self) -> *mut c_void {
@@ -56,17 +56,17 @@ impl Value {
 
 /// A host buffer of the caller's ggml, if that is loaded, because ggml queries a tensor's buffer
 /// for its location.
-struct Buffer(*mut c_void);
+struct CallerBuffer(*mut c_void);
 
-impl Buffer {
-    fn new(value: &mut Value) -> Self {
+impl CallerBuffer {
+    fn new(value: &mut HostValue) -> Self {
         let Some(make) = function(c"ggml_backend_cpu_buffer_from_ptr") else {
-            return Buffer(null_mut());
+            return CallerBuffer(null_mut());
         };
         let (address, bytes) = (value.address(), size_of_val(&*value.blocks));
         // SAFETY: the function has this type, and the memory has its required alignment and
         // outlives the buffer.
-        Buffer(unsafe {
+        CallerBuffer(unsafe {
             std::mem::transmute::<
                 *mut c_void,
                 unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void,
@@ -75,7 +75,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for CallerBuffer {
     fn drop(&mut self) {
         if let Some(free) = function(c"ggml_backend_buffer_free").filter(|_| !self.0.is_null()) {
             // SAFETY: the function has this type, and the buffer belongs to the same library.
@@ -94,13 +94,13 @@ fn description(node: Node<'_>) -> Description {
 }
 
 /// Converts a node to a tensor of the caller's ggml.
-fn tensor(node: Node<'_>) -> Tensor {
+fn tensor(node: Node<'_>) -> GgmlTensor {
     let about = description(node);
     let mut name = [0; 64];
     for (to, from) in name[..63].iter_mut().zip(node.tensor().name.bytes()) {
         *to = from as _;
     }
-    Tensor {
+    GgmlTensor {
         dtype: about.dtype as i32,
         ne: about.ne,
         nb: about.nb,
@@ -108,7 +108,7 @@ fn tensor(node: Node<'_>) -> Tensor {
         op_params: about.op_params,
         flags: about.flags,
         name,
-        ..Tensor::EMPTY
+        ..GgmlTensor::EMPTY
     }
 }
 
@@ -125,35 +125,40 @@ fn activations(node: Node<'_>) -> impl Iterator<Item = Node<'_>> {
 
 /// Nodes of the current graph that the caller wants to see.
 #[derive(Default)]
-struct Asked {
+struct WatchedNodes {
     /// The caller's answers for products.
     products: BTreeMap<TensorId, bool>,
     /// Operands shown with products.
     operands: BTreeSet<TensorId>,
     /// Nodes that the caller wants to see.
     wanted: BTreeSet<TensorId>,
-    values: BTreeMap<TensorId, Value>,
+    values: BTreeMap<TensorId, HostValue>,
 }
 
 /// The caller's callback.
 struct Caller {
     callback: unsafe extern "C" fn(*mut c_void, bool, *mut c_void) -> bool,
     data: usize,
-    asked: Mutex<Asked>,
+    asked: Mutex<WatchedNodes>,
 }
 
 impl Caller {
-    fn lock(&self) -> MutexGuard<'_, Asked> {
+    fn lock(&self) -> MutexGuard<'_, WatchedNodes> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Shows a node, with the available values, to the caller. Returns the callback's answer.
-    fn show(&self, node: Node<'_>, is_query: bool, values: &mut BTreeMap<TensorId, Value>) -> bool {
+    fn show(
+        &self,
+        node: Node<'_>,
+        is_query: bool,
+        values: &mut BTreeMap<TensorId, HostValue>,
+    ) -> bool {
         let mut buffers = Vec::new();
         let mut with_value = |node: Node<'_>| {
             let mut shown = tensor(node);
             if let Some(value) = values.get_mut(&node.id()).filter(|_| !is_query) {
-                let buffer = Buffer::new(value);
+                let buffer = CallerBuffer::new(value);
                 shown.nb = value.layout.strides();
                 (shown.data, shown.buffer) = (value.address(), buffer.0);
                 buffers.push(buffer);
@@ -161,7 +166,7 @@ impl Caller {
             shown
         };
         let mut top = with_value(node);
-        let mut sources: Vec<Option<Tensor>> = (0..top.src.len())
+        let mut sources: Vec<Option<GgmlTensor>> = (0..top.src.len())
             .map(|index| node.source(index).map(&mut with_value))
             .collect();
         for (pointer, source) in top.src.iter_mut().zip(&mut sources) {
@@ -179,7 +184,7 @@ impl Caller {
     /// Queries the callback for the products of a graph.
     fn begin(&self, graph: &Graph) {
         let mut asked = self.lock();
-        *asked = Asked::default();
+        *asked = WatchedNodes::default();
         for id in graph.ids() {
             let node = graph.node(id);
             if graph.tensor(id).is_computed() && is_product(node) {
@@ -208,7 +213,7 @@ impl Caller {
     fn see(&self, seen: &Seen<'_>) -> Result<Watch, samite_core::Error> {
         let mut asked = self.lock();
         let id = seen.node.id();
-        asked.values.insert(id, Value::from_seen(seen)?);
+        asked.values.insert(id, HostValue::from_seen(seen)?);
         let goes_on = if asked.wanted.contains(&id) {
             self.show(seen.node, false, &mut asked.values)
         } else {

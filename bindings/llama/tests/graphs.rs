@@ -151,13 +151,13 @@ struct Saw {
     stops_at: Option<&'static str>,
 }
 
-fn name(tensor: &Tensor) -> String {
+fn name(tensor: &GgmlTensor) -> String {
     // SAFETY: names are C strings.
     let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) };
     name.to_str().unwrap().to_owned()
 }
 
-fn floats(tensor: &Tensor) -> Vec<f32> {
+fn floats(tensor: &GgmlTensor) -> Vec<f32> {
     assert_eq!((tensor.dtype, tensor.nb[0]), (0, 4));
     let count = tensor.ne.iter().product::<i64>() as usize;
     assert_eq!(tensor.nb[3] * tensor.ne[3] as usize, 4 * count);
@@ -167,7 +167,7 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
 
 unsafe extern "C" fn look(tensor: *mut c_void, is_query: bool, data: *mut c_void) -> bool {
     // SAFETY: the test passes this data, and the library passes a tensor.
-    let (saw, tensor) = unsafe { (&*data.cast::<Mutex<Saw>>(), &*tensor.cast::<Tensor>()) };
+    let (saw, tensor) = unsafe { (&*data.cast::<Mutex<Saw>>(), &*tensor.cast::<GgmlTensor>()) };
     let mut saw = saw.lock().unwrap();
     let (name, is_product) = (name(tensor), tensor.op == 29);
     if is_query {

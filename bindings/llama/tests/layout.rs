@@ -22,7 +22,7 @@ fn ours() -> BTreeMap<String, usize> {
     structure!("llama_token_data" TokenData: "id" id, "logit" logit, "p" p);
     structure!("llama_token_data_array" TokenDataArray: "data" data, "size" size,
         "selected" selected, "sorted" sorted);
-    structure!("ggml_tensor" Tensor: "type" dtype, "buffer" buffer, "ne" ne, "nb" nb, "op" op,
+    structure!("ggml_tensor" GgmlTensor: "type" dtype, "buffer" buffer, "ne" ne, "nb" nb, "op" op,
         "op_params" op_params, "flags" flags, "src" src, "view_src" view_src,
         "view_offs" view_offs, "data" data, "name" name, "extra" extra, "padding" padding);
     all.insert("GGML_OP_MUL_MAT".to_owned(), 29);

@@ -10,10 +10,10 @@ mod statistics;
 mod work;
 
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::{progress, renewal};
 pub use flags::BenchArgs;
-use limits::Limits;
+use limits::MachineLimits;
 use metadata::{describe, metadata};
 use samite::llm::Model;
 use samite::{CancelToken, Device, DeviceKind};
@@ -21,14 +21,14 @@ use serde_json::json;
 use statistics::median;
 use std::io::Write;
 use std::sync::Arc;
-use work::{Bench, Work};
+use work::{BenchCase, BenchRunner};
 
 /// Default repetitions without a comparison.
 const REPETITIONS: u32 = 5;
 
 /// One measurement.
-struct Row {
-    work: Work,
+struct BenchRow {
+    work: BenchCase,
     threads: usize,
     /// Tokens per second of each repetition, in ascending order.
     rates: Vec<f64>,
@@ -36,17 +36,17 @@ struct Row {
     share: Option<(&'static str, f64)>,
 }
 
-impl Row {
+impl BenchRow {
     fn median(&self) -> f64 {
         median(&self.rates)
     }
 }
 
-pub fn run(mut args: BenchArgs) -> Outcome {
+pub fn run(mut args: BenchArgs) -> CommandResult {
     args.name.apply(&mut args.model)?;
     let works = args.works();
     if works.is_empty() {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             "nothing to measure: give prompt lengths with -p or numbers of generated tokens with -n",
         ));
     }
@@ -63,7 +63,7 @@ pub fn run(mut args: BenchArgs) -> Outcome {
     let repetitions = args.repetitions.unwrap_or(REPETITIONS);
     let bar = progress::count("measuring", "tests");
     bar.set_length((threads.len() * works.len()) as u64);
-    let (mut rows, mut limits, mut name) = (Vec::new(), Limits::default(), String::new());
+    let (mut rows, mut limits, mut name) = (Vec::new(), MachineLimits::default(), String::new());
     for &threads in &threads {
         let cpu = CpuArgs::new(threads, &args.pool);
         let model = renewal::load(&args.model, &cpu, &cancel)?;
@@ -80,8 +80,8 @@ pub fn run(mut args: BenchArgs) -> Outcome {
         // A bidirectional model does not generate.
         let writes = !model.spec().sees_later();
         for &work in works.iter().filter(|work| writes || work.is_prompt) {
-            let mut bench = Bench::new(&model, work, &args.model, &cancel)?;
-            let rates: Outcome<Vec<f64>> = (0..repetitions).map(|_| bench.sample()).collect();
+            let mut bench = BenchRunner::new(&model, work, &args.model, &cancel)?;
+            let rates: CommandResult<Vec<f64>> = (0..repetitions).map(|_| bench.sample()).collect();
             let mut rates = rates?;
             rates.sort_by(f64::total_cmp);
             let limit = match (&peaks, &of_other) {
@@ -90,7 +90,7 @@ pub fn run(mut args: BenchArgs) -> Outcome {
                 (None, None) => None,
             };
             let share = limit.map(|(limit, rate)| (limit, median(&rates) / rate));
-            rows.push(Row {
+            rows.push(BenchRow {
                 work,
                 threads,
                 rates,
@@ -116,7 +116,7 @@ fn other_device(model: &Model) -> Option<Arc<dyn Device>> {
     others.next().cloned()
 }
 
-fn print_json(name: &str, rows: &[Row], limits: &Limits) -> Outcome {
+fn print_json(name: &str, rows: &[BenchRow], limits: &MachineLimits) -> CommandResult {
     let results: Vec<_> = rows
         .iter()
         .map(|row| {
@@ -138,7 +138,7 @@ fn print_json(name: &str, rows: &[Row], limits: &Limits) -> Outcome {
     Ok(())
 }
 
-fn print_table(name: &str, rows: &[Row], limits: &Limits) -> Outcome {
+fn print_table(name: &str, rows: &[BenchRow], limits: &MachineLimits) -> CommandResult {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{name}")?;
     write!(

@@ -5,8 +5,8 @@ mod printer;
 
 use crate::args::{ModelArgs, number_or_all};
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
-use crate::files::{self, Source};
+use crate::failure::{CommandError, CommandResult};
+use crate::files::{self, TextSource};
 use crate::interrupt;
 use crate::model_name::ModelName;
 use crate::progress;
@@ -14,9 +14,9 @@ use crate::renewal::{self, Renewal};
 use crate::sampling::SamplingArgs;
 use crate::shown::{counted, escaped, one_line, say};
 use clap::Args;
-use input::Input;
+use input::MessageInput;
 use printer::Printer;
-use samite::chat::{ChatTemplate, Guard, Message, PromptOptions, ReasoningFormat, Role};
+use samite::chat::{ChatTemplate, Guard, Message, MessageRole, PromptOptions, ReasoningFormat};
 use samite::gguf::AtomicFile;
 use samite::llm::{Error, Finish, Generation, Model, sampler_params};
 use samite::text::{Sampler, SamplerParams};
@@ -120,7 +120,7 @@ impl TemplateArgs {
 
     /// Returns the text or name of the template, if one was given. The file may be a pipe, which
     /// can be read only once.
-    fn read(&self) -> Outcome<Option<String>> {
+    fn read(&self) -> CommandResult<Option<String>> {
         match &self.chat_template_file {
             Some(path) => files::read_flag(path, "--chat-template-file").map(Some),
             None => Ok(self.chat_template.clone()),
@@ -128,7 +128,7 @@ impl TemplateArgs {
     }
 
     /// Returns the chat settings. Needs no model yet.
-    pub(super) fn prepare(&self, is_embedded: bool) -> Outcome<ChatForm> {
+    pub(super) fn prepare(&self, is_embedded: bool) -> CommandResult<ChatForm> {
         let stories = is_embedded.then(|| STORIES.to_owned());
         Ok(ChatForm {
             template: self.read()?.or(stories),
@@ -146,10 +146,10 @@ pub(super) struct ChatForm {
 
 impl ChatForm {
     /// Selects the template for a model.
-    fn choose(&self, model: &Model) -> Outcome<ChatTemplate> {
+    fn choose(&self, model: &Model) -> CommandResult<ChatTemplate> {
         let sources = model.chat_sources();
         let template = ChatTemplate::choose(&sources, self.template.as_deref());
-        let template = template.map_err(Failure::usage)?;
+        let template = template.map_err(CommandError::usage)?;
         for warning in template.warnings() {
             say(format_args!("warning: {}", escaped(warning)));
         }
@@ -157,7 +157,7 @@ impl ChatForm {
     }
 
     /// Returns the tokens of a conversation of one message.
-    pub(super) fn tokens(&self, model: &Model, message: &str) -> Outcome<Vec<u32>> {
+    pub(super) fn tokens(&self, model: &Model, message: &str) -> CommandResult<Vec<u32>> {
         let template = self.choose(model)?;
         let tokenizer = model.tokenizer()?;
         let guard = Guard::for_template(tokenizer, template.source(false));
@@ -165,9 +165,9 @@ impl ChatForm {
         let messages: Vec<Message> = system.into_iter().chain([Message::user(message)]).collect();
         let prompt = template.prompt(&messages, &PromptOptions::new(samite::now()), &guard);
         prompt
-            .map_err(Failure::error)?
+            .map_err(CommandError::error)?
             .tokens(tokenizer)
-            .map_err(Failure::error)
+            .map_err(CommandError::error)
     }
 }
 
@@ -190,9 +190,9 @@ const MAX_BYTES: u64 = 64 << 20;
 /// Template of the built-in model, which continues text and has no roles.
 pub(super) const STORIES: &str = "{{ messages[-1].content }}";
 
-pub fn run(mut args: ChatArgs) -> Outcome {
+pub fn run(mut args: ChatArgs) -> CommandResult {
     args.name.apply(&mut args.model)?;
-    Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
+    Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(CommandError::usage)?;
     #[cfg(feature = "grammar")]
     let grammar = args.grammar.read()?;
     let form = args.template.prepare(args.model.is_embedded())?;
@@ -204,7 +204,7 @@ pub fn run(mut args: ChatArgs) -> Outcome {
     let model = renewal::load(&args.model, &args.cpu, &cancel)?;
     let template = form.choose(&model)?;
     let sampling = args.sampling.params(sampler_params(model.metadata())?)?;
-    Sampler::new(sampling.clone()).map_err(Failure::usage)?;
+    Sampler::new(sampling.clone()).map_err(CommandError::usage)?;
     let name = escaped(model.name()).into_owned();
     let context = renewal::context(&args.model, &args.cpu, model, context_options.clone())?;
     let renewal = Renewal::new(&args.model, &args.cpu, context_options, context.n_ctx());
@@ -245,9 +245,9 @@ pub fn run(mut args: ChatArgs) -> Outcome {
         }
     }
     if args.lines || std::io::stdin().is_terminal() {
-        chat.talk_by_lines(args.prompt, Input::new(is_terminal)?)?;
+        chat.talk_by_lines(args.prompt, MessageInput::new(is_terminal)?)?;
     } else {
-        let piped = Source::stdin().read_all(MAX_BYTES)?;
+        let piped = TextSource::stdin().read_all(MAX_BYTES)?;
         let parts = args.prompt.into_iter().chain([piped.trim_end().to_owned()]);
         let parts: Vec<_> = parts.filter(|part| !part.is_empty()).collect();
         if !parts.is_empty() {
@@ -260,10 +260,10 @@ pub fn run(mut args: ChatArgs) -> Outcome {
     Ok(())
 }
 
-fn failure(error: ConversationError) -> Failure {
+fn failure(error: ConversationError) -> CommandError {
     match error {
         ConversationError::Model(error) => error.into(),
-        error => Failure::error(error),
+        error => CommandError::error(error),
     }
 }
 
@@ -291,7 +291,7 @@ struct Chat {
 impl Chat {
     /// Answers the first message, if there is one, then each line, until the input or a command
     /// ends the conversation.
-    fn talk_by_lines(&mut self, first: Option<String>, mut input: Input) -> Outcome {
+    fn talk_by_lines(&mut self, first: Option<String>, mut input: MessageInput) -> CommandResult {
         if let Some(first) = first {
             self.ask(&first)?;
         }
@@ -309,7 +309,7 @@ impl Chat {
         Ok(())
     }
 
-    fn command(&mut self, line: &str) -> Outcome<bool> {
+    fn command(&mut self, line: &str) -> CommandResult<bool> {
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let rest = rest.trim();
         match word {
@@ -318,7 +318,7 @@ impl Chat {
             "clear" => {
                 self.talk
                     .messages
-                    .retain(|message| message.role == Role::System);
+                    .retain(|message| message.role == MessageRole::System);
                 say("forgotten");
             }
             "regen" => match self.last_question() {
@@ -339,7 +339,7 @@ impl Chat {
             },
             "system" if rest.is_empty() => {
                 let first = self.talk.messages.first();
-                let system = first.filter(|message| message.role == Role::System);
+                let system = first.filter(|message| message.role == MessageRole::System);
                 let text = system.and_then(|message| message.content.text());
                 say(text.as_deref().map_or("there is none".into(), escaped));
             }
@@ -428,17 +428,17 @@ impl Chat {
 
     fn last_question(&self) -> Option<usize> {
         let mut messages = self.talk.messages.iter();
-        messages.rposition(|message| message.role == Role::User)
+        messages.rposition(|message| message.role == MessageRole::User)
     }
 
-    fn save(&self, path: &Path) -> Outcome {
+    fn save(&self, path: &Path) -> CommandResult {
         let value = serde_json::json!({"messages": self.talk.messages});
-        let text = serde_json::to_string_pretty(&value).map_err(Failure::error)? + "\n";
+        let text = serde_json::to_string_pretty(&value).map_err(CommandError::error)? + "\n";
         files::finish(AtomicFile::private(path)?, &text)
     }
 
     /// Asks a question. Removes it if the model cannot answer.
-    fn ask(&mut self, text: &str) -> Outcome {
+    fn ask(&mut self, text: &str) -> CommandResult {
         self.talk.messages.push(Message::user(text));
         if !self.answer()? {
             self.talk.messages.pop();
@@ -449,7 +449,7 @@ impl Chat {
     /// Removes the oldest questions and answers if there is no room for an answer, until a quarter
     /// of the context is free or only one question is left. Returns the removed messages and their
     /// position.
-    fn make_room(&mut self) -> Outcome<(usize, Vec<Message>)> {
+    fn make_room(&mut self) -> CommandResult<(usize, Vec<Message>)> {
         let n_ctx = self.talk.context().n_ctx();
         let mut length = self.length()?;
         if length <= n_ctx / 8 * 7 {
@@ -459,7 +459,7 @@ impl Chat {
         let mut count = 0;
         while length > n_ctx / 4 * 3 {
             let messages = self.talk.messages.iter().enumerate();
-            let questions = messages.filter(|(_, message)| message.role == Role::User);
+            let questions = messages.filter(|(_, message)| message.role == MessageRole::User);
             let places: Vec<_> = questions.map(|(place, _)| place).take(2).collect();
             let &[first, second] = &*places else {
                 break;
@@ -487,24 +487,24 @@ impl Chat {
 
     /// Returns the number of tokens of the conversation, or 0 if the template rejects it; the
     /// answer reports that error.
-    fn length(&mut self) -> Outcome<usize> {
+    fn length(&mut self) -> CommandResult<usize> {
         let Ok(prompt) = self.talk.prompt() else {
             return Ok(0);
         };
         let tokenizer = self.talk.context().model().tokenizer()?;
-        Ok(prompt.tokens(tokenizer).map_err(Failure::error)?.len())
+        Ok(prompt.tokens(tokenizer).map_err(CommandError::error)?.len())
     }
 
     /// Answers the messages. Returns whether that was possible. Keeps all messages, including those
     /// for which the context has no room.
-    fn answer(&mut self) -> Outcome<bool> {
+    fn answer(&mut self) -> CommandResult<bool> {
         let (place, left_out) = self.make_room()?;
         let answered = self.answer_shown();
         self.talk.messages.splice(place..place, left_out);
         answered
     }
 
-    fn answer_shown(&mut self) -> Outcome<bool> {
+    fn answer_shown(&mut self) -> CommandResult<bool> {
         let mut printer = Printer::new(std::io::stdout().is_terminal().then(terminal_width));
         let mut broken = None;
         let mut out = std::io::stdout().lock();
@@ -524,7 +524,7 @@ impl Chat {
         if self.cancel.is_cancelled() {
             // Only Ctrl-C stops just the answer.
             if interrupt::exit_code() != interrupt::INTERRUPTED {
-                return Err(Failure::Interrupted);
+                return Err(CommandError::Interrupted);
             }
             self.cancel.reset();
             say("(stopped)");
@@ -579,13 +579,13 @@ fn terminal_width() -> usize {
     console::Term::stdout().size().1.into()
 }
 
-fn load(path: &Path) -> Outcome<Vec<Message>> {
+fn load(path: &Path) -> CommandResult<Vec<Message>> {
     #[derive(serde::Deserialize)]
     struct Saved {
         messages: Vec<Message>,
     }
-    let text = Source::file(path)?.read_all(MAX_BYTES)?;
+    let text = TextSource::file(path)?.read_all(MAX_BYTES)?;
     serde_json::from_str::<Saved>(&text)
         .map(|saved| saved.messages)
-        .map_err(|error| Failure::error(format_args!("{}: {error}", path.display())))
+        .map_err(|error| CommandError::error(format_args!("{}: {error}", path.display())))
 }

@@ -3,8 +3,8 @@
 
 use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
-use crate::files::Source;
+use crate::failure::{CommandError, CommandResult};
+use crate::files::TextSource;
 use crate::interrupt;
 use crate::shown::{NAME_WIDTH, counted, escaped, json_number, shortened, wrapped};
 use crate::watch::extents;
@@ -79,11 +79,11 @@ fn limit(text: &str) -> Result<f64, String> {
 /// Default text.
 const TEXT: &str = "Once upon a time, there was a little dog who lived by the sea.";
 
-pub fn run(args: CompareArgs) -> Outcome {
+pub fn run(args: CompareArgs) -> CommandResult {
     let cancel = interrupt::token();
     let source = match (args.prompt, &args.file) {
-        (Some(text), _) => Some(Source::text(text)),
-        (None, Some(path)) => Some(Source::file(path)?),
+        (Some(text), _) => Some(TextSource::text(text)),
+        (None, Some(path)) => Some(TextSource::file(path)?),
         (None, None) => None,
     };
     let mut options = args.model.context_options(&cancel)?;
@@ -97,10 +97,10 @@ pub fn run(args: CompareArgs) -> Outcome {
     let mut first = args.model.context(first, options.clone())?;
     let mut second = args.model.context(second, options)?;
 
-    let mut report = Report {
+    let mut report = ComparisonReport {
         limit: args.limit,
         is_json: args.json,
-        ..Report::default()
+        ..ComparisonReport::default()
     };
     let (before, last) = tokens.split_at(tokens.len() - 1);
     let parts = before.chunks(n_batch).chain([last]);
@@ -131,10 +131,15 @@ pub fn run(args: CompareArgs) -> Outcome {
 
 /// Returns the tokens of the text, at least one. Does not read a file to its end if it has too many
 /// tokens.
-fn tokens(model: &Model, source: Option<Source>, is_file: bool, most: usize) -> Outcome<Vec<u32>> {
+fn tokens(
+    model: &Model,
+    source: Option<TextSource>,
+    is_file: bool,
+    most: usize,
+) -> CommandResult<Vec<u32>> {
     let source = match (source, model.tokenizer()) {
         (Some(source), _) => source,
-        (None, Ok(_)) => Source::text(TEXT.to_owned()),
+        (None, Ok(_)) => TextSource::text(TEXT.to_owned()),
         // Without a vocabulary, use arbitrary tokens.
         (None, Err(_)) => {
             let n_vocab = model.spec().n_vocab as u32;
@@ -144,7 +149,7 @@ fn tokens(model: &Model, source: Option<Source>, is_file: bool, most: usize) -> 
     };
     let mut tokens = source.tokens(model.tokenizer()?, true, most, |_| {})?;
     if tokens.is_empty() {
-        return Err(Failure::usage("the text is empty: give one with -p"));
+        return Err(CommandError::usage("the text is empty: give one with -p"));
     }
     let left_out = tokens.len().saturating_sub(most);
     if left_out > 0 {
@@ -161,7 +166,7 @@ fn tokens(model: &Model, source: Option<Source>, is_file: bool, most: usize) -> 
 
 /// Results of a comparison.
 #[derive(Default)]
-struct Report {
+struct ComparisonReport {
     limit: f64,
     is_json: bool,
     steps: usize,
@@ -175,9 +180,9 @@ struct Report {
     json: Vec<Value>,
 }
 
-impl Report {
+impl ComparisonReport {
     /// Adds a node. Returns whether it differs.
-    fn add(&mut self, pair: &Pair<'_>) -> Outcome<bool> {
+    fn add(&mut self, pair: &Pair<'_>) -> CommandResult<bool> {
         self.steps += usize::from(pair.number == 0);
         self.compared += 1;
         let nmse = pair.difference.nmse;
@@ -206,7 +211,7 @@ impl Report {
         Ok(true)
     }
 
-    fn finish(self, all: bool) -> Outcome {
+    fn finish(self, all: bool) -> CommandResult {
         let mut out = std::io::stdout().lock();
         if self.is_json {
             let largest = self
@@ -251,11 +256,11 @@ impl Report {
         }
         match self.differing {
             0 => Ok(()),
-            1 if !all => Err(Failure::error(
+            1 if !all => Err(CommandError::error(
                 "an operation differs; --all goes on behind it",
             )),
-            1 => Err(Failure::error("1 operation differs")),
-            differing => Err(Failure::error(format_args!(
+            1 => Err(CommandError::error("1 operation differs")),
+            differing => Err(CommandError::error(format_args!(
                 "{differing} operations differ"
             ))),
         }

@@ -1,6 +1,6 @@
 //! `samite completions`: prints completions for a shell.
 
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 use crate::help;
 use clap::Args;
 use clap_complete::Shell;
@@ -17,7 +17,7 @@ pub struct CompletionsArgs {
     shell: Shell,
 }
 
-pub fn run(args: CompletionsArgs) -> Outcome {
+pub fn run(args: CompletionsArgs) -> CommandResult {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut help::command(), "samite", &mut script);
     std::io::stdout().lock().write_all(&script)?;

@@ -1,7 +1,7 @@
 //! `samite devices`: lists devices, their features, and devices that cannot be used.
 
 use crate::args::RegistryArgs;
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 use crate::log;
 use clap::Args;
 use samite::sched::explain::human_bytes;
@@ -28,7 +28,7 @@ pub struct DevicesArgs {
     backends: RegistryArgs,
 }
 
-pub fn run(args: DevicesArgs) -> Outcome {
+pub fn run(args: DevicesArgs) -> CommandResult {
     let registry = args.backends.registry(None);
     let automatic: Vec<_> = registry
         .automatic()

@@ -2,8 +2,8 @@
 
 use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
-use crate::files::Source;
+use crate::failure::{CommandError, CommandResult};
+use crate::files::TextSource;
 use crate::{interrupt, progress, renewal};
 use clap::{Args, ValueEnum};
 use samite::llm::arch::spec::Pooling;
@@ -138,7 +138,7 @@ fn separator(text: &str) -> Result<String, String> {
     }
 }
 
-pub fn run(args: EmbedArgs) -> Outcome {
+pub fn run(args: EmbedArgs) -> CommandResult {
     let texts = texts(&args)?;
     let cancel = interrupt::token();
     let mut options = args.model.context_options(&cancel)?;
@@ -152,10 +152,10 @@ pub fn run(args: EmbedArgs) -> Outcome {
     let width = spec.embedding_width(pooling);
     let kept = match args.dimensions {
         Some(_) if pooling == Pooling::Rank => {
-            return Err(Failure::usage("--dimensions: scores have none"));
+            return Err(CommandError::usage("--dimensions: scores have none"));
         }
         Some(count) if count as usize > width => {
-            return Err(Failure::usage(format_args!(
+            return Err(CommandError::usage(format_args!(
                 "--dimensions {count}: the model's embeddings have {width} elements"
             )));
         }
@@ -167,7 +167,7 @@ pub fn run(args: EmbedArgs) -> Outcome {
     if let (Some(most), Some(&longest)) = (args.model.ctx_size(), lengths.iter().max())
         && longest > most
     {
-        return Err(Failure::error(format_args!(
+        return Err(CommandError::error(format_args!(
             "a text has {longest} tokens, more than --ctx-size {most}: take a larger one, or a shorter text"
         )));
     }
@@ -178,7 +178,7 @@ pub fn run(args: EmbedArgs) -> Outcome {
         (None, Pooling::Rank) => Normalization::None,
         (None, _) => Normalization::Norm(2),
     };
-    let mut output = Output {
+    let mut output = EmbeddingWriter {
         out: BufWriter::new(std::io::stdout().lock()),
         format: args.embd_output_format,
         decimals: match normalization {
@@ -190,11 +190,11 @@ pub fn run(args: EmbedArgs) -> Outcome {
     };
     let bar = progress::count("embedding", "texts");
     bar.set_length(texts.len() as u64);
-    embed(&mut context, &texts, |text, embedding| -> Outcome {
+    embed(&mut context, &texts, |text, embedding| -> CommandResult {
         bar.set_position(text as u64);
         let mut embedding = embedding[..kept].to_vec();
         if !embedding.iter().all(|x| x.is_finite()) {
-            return Err(Failure::error(format_args!(
+            return Err(CommandError::error(format_args!(
                 "the embedding of text {text} has elements that are no finite numbers: the model's file may be damaged"
             )));
         }
@@ -206,7 +206,7 @@ pub fn run(args: EmbedArgs) -> Outcome {
 }
 
 /// Returns the texts that the flags specify.
-fn texts(args: &EmbedArgs) -> Outcome<Vec<String>> {
+fn texts(args: &EmbedArgs) -> CommandResult<Vec<String>> {
     let mut texts = args.texts.clone();
     let prompt = args.prompt.as_deref().unwrap_or_default();
     texts.extend(separated(prompt, &args.separator));
@@ -214,14 +214,14 @@ fn texts(args: &EmbedArgs) -> Outcome<Vec<String>> {
         return Ok(texts);
     }
     let source = match &args.file {
-        Some(path) => Source::file(path)?,
-        None => Source::stdin(),
+        Some(path) => TextSource::file(path)?,
+        None => TextSource::stdin(),
     };
     let name = source.name().to_owned();
     let all = source.read_all(MAX_BYTES)?;
     let texts = separated(&all, &args.separator);
     if texts.is_empty() {
-        Err(Failure::usage(format_args!("{name}: has no text")))
+        Err(CommandError::usage(format_args!("{name}: has no text")))
     } else {
         Ok(texts)
     }
@@ -240,7 +240,7 @@ fn tokens(
     pooling: Pooling,
     separator: &str,
     texts: &[String],
-) -> Outcome<Vec<Vec<u32>>> {
+) -> CommandResult<Vec<Vec<u32>>> {
     let tokenizer = model.tokenizer()?;
     let template = model
         .metadata()
@@ -256,9 +256,9 @@ fn tokens(
             None => tokenizer.tokenize(text, true, false),
         };
         let tokens =
-            tokens.map_err(|error| Failure::error(format_args!("text {number}: {error}")))?;
+            tokens.map_err(|error| CommandError::error(format_args!("text {number}: {error}")))?;
         if tokens.is_empty() {
-            Err(Failure::error(format_args!(
+            Err(CommandError::error(format_args!(
                 "text {number} is empty: it has no tokens"
             )))
         } else {
@@ -296,7 +296,7 @@ fn pair(
 }
 
 /// Writes embeddings to standard output.
-struct Output<W: Write> {
+struct EmbeddingWriter<W: Write> {
     out: W,
     format: Format,
     decimals: usize,
@@ -305,8 +305,8 @@ struct Output<W: Write> {
     all: Vec<Vec<f32>>,
 }
 
-impl<W: Write> Output<W> {
-    fn begin(&mut self) -> Outcome {
+impl<W: Write> EmbeddingWriter<W> {
+    fn begin(&mut self) -> CommandResult {
         match self.format {
             Format::Raw => {}
             Format::Array => write!(self.out, "[")?,
@@ -317,7 +317,7 @@ impl<W: Write> Output<W> {
         Ok(())
     }
 
-    fn put(&mut self, embedding: Vec<f32>) -> Outcome {
+    fn put(&mut self, embedding: Vec<f32>) -> CommandResult {
         // Write nothing before the first embedding, so that an early failure prints nothing.
         if self.count == 0 {
             self.begin()?;
@@ -356,7 +356,7 @@ impl<W: Write> Output<W> {
         Ok(())
     }
 
-    fn finish(mut self) -> Outcome {
+    fn finish(mut self) -> CommandResult {
         let out = &mut self.out;
         match self.format {
             Format::Raw => {}

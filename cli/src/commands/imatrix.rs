@@ -2,10 +2,10 @@
 //! quantization.
 
 use crate::args::ModelArgs;
-use crate::chunks::{DEFAULT_CHUNK, Part};
+use crate::chunks::{ChunkRange, DEFAULT_CHUNK};
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
-use crate::files::{self, Source};
+use crate::failure::{CommandError, CommandResult};
+use crate::files::{self, TextSource};
 use crate::shown::{counted, escaped, say};
 use crate::{interrupt, progress, renewal};
 use clap::Args;
@@ -61,8 +61,8 @@ pub struct ImatrixArgs {
     cpu: CpuArgs,
 }
 
-pub fn run(args: ImatrixArgs) -> Outcome {
-    let source = args.file.as_deref().map(Source::file).transpose()?;
+pub fn run(args: ImatrixArgs) -> CommandResult {
+    let source = args.file.as_deref().map(TextSource::file).transpose()?;
     let model_file = args.model.file()?;
     let inputs = args.in_file.iter().map(PathBuf::as_path);
     for input in inputs.chain(args.file.as_deref()).chain(model_file) {
@@ -84,7 +84,7 @@ pub fn run(args: ImatrixArgs) -> Outcome {
     args.cpu.apply(&mut options);
     let model = renewal::load(&args.model, &args.cpu, &cancel)?;
     if model.spec().sees_later() {
-        return Err(Failure::error(
+        return Err(CommandError::error(
             "this model's tokens look at later ones: what it reads is not measured in this way; llama.cpp's llama-imatrix can, and 'samite quantize' takes its files",
         ));
     }
@@ -93,11 +93,11 @@ pub fn run(args: ImatrixArgs) -> Outcome {
         .unwrap_or(model.spec().n_ctx_train.min(DEFAULT_CHUNK));
     let chunk_size = u32::try_from(chunk).ok();
     let Some(chunk_size) = chunk_size.filter(|_| chunk >= MIN_CHUNK) else {
-        return Err(Failure::usage(format_args!(
+        return Err(CommandError::usage(format_args!(
             "--ctx-size {chunk}: chunks need at least {MIN_CHUNK} tokens"
         )));
     };
-    let part = Part {
+    let part = ChunkRange {
         chunk,
         from_chunk: args.from_chunk,
         chunks: args.chunks,
@@ -140,14 +140,14 @@ pub fn run(args: ImatrixArgs) -> Outcome {
     report(&args, &matrix, Some(perplexity))
 }
 
-fn merge(matrix: &mut ImportanceMatrix, earlier: &[ImportanceMatrix]) -> Outcome {
+fn merge(matrix: &mut ImportanceMatrix, earlier: &[ImportanceMatrix]) -> CommandResult {
     for other in earlier {
         matrix.merge(other)?;
     }
     Ok(())
 }
 
-fn report(args: &ImatrixArgs, matrix: &ImportanceMatrix, perplexity: Option<f64>) -> Outcome {
+fn report(args: &ImatrixArgs, matrix: &ImportanceMatrix, perplexity: Option<f64>) -> CommandResult {
     let weights = matrix.weights().len();
     if matrix.unseen_experts().next().is_some() && !args.json {
         say(format_args!("{}", unseen_note(matrix)));

@@ -1,6 +1,6 @@
 //! `samite inspect`: shows metadata and tensors of a GGUF file.
 
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 use crate::shown::{NAME_WIDTH, escaped, shortened};
 use clap::Args;
 use samite::gguf::{Array, GgufFile, LoadMode, TensorInfo, Value};
@@ -34,7 +34,7 @@ pub struct InspectArgs {
     json: bool,
 }
 
-pub fn run(args: InspectArgs) -> Outcome {
+pub fn run(args: InspectArgs) -> CommandResult {
     // An incomplete download also has a header.
     let file = GgufFile::open_header(&args.model, LoadMode::Read)?;
     let keys = || {

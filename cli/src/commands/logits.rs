@@ -3,8 +3,8 @@
 
 use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
-use crate::files::{self, Source};
+use crate::failure::{CommandError, CommandResult};
+use crate::files::{self, TextSource};
 use crate::watch::npy;
 use crate::{interrupt, progress, renewal};
 use clap::Args;
@@ -62,13 +62,13 @@ pub struct LogitsArgs {
     cpu: CpuArgs,
 }
 
-pub fn run(args: LogitsArgs) -> Outcome {
+pub fn run(args: LogitsArgs) -> CommandResult {
     let source = match (&args.ids, args.prompt, &args.file) {
         (Some(_), ..) => None,
-        (None, Some(text), _) => Some(Source::text(text)),
-        (None, None, Some(path)) => Some(Source::file(path)?),
+        (None, Some(text), _) => Some(TextSource::text(text)),
+        (None, None, Some(path)) => Some(TextSource::file(path)?),
         (None, None, None) => {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "there are no tokens: say them with --ids, --prompt or --file",
             ));
         }
@@ -87,10 +87,12 @@ pub fn run(args: LogitsArgs) -> Outcome {
         (None, None) => Vec::new(),
     };
     if tokens.is_empty() {
-        return Err(Failure::usage("there are no tokens: the text is empty"));
+        return Err(CommandError::usage(
+            "there are no tokens: the text is empty",
+        ));
     }
     if tokens.len() > most {
-        return Err(Failure::error(format_args!(
+        return Err(CommandError::error(format_args!(
             "more than {most} tokens, the length of the context: take fewer, or a larger --ctx-size"
         )));
     }
@@ -109,7 +111,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
             model.spec().embedding_width(Pooling::None)
         }
         false if model.spec().head.output.is_none() => {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "this model gives embeddings and no logits: --embeddings -o FILE writes those of its tokens",
             ));
         }
@@ -121,7 +123,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
         (None, Some(_)) => 0,
         (None, None) => DEFAULT_TOP.min(n_vocab),
     };
-    let mut output = Printer {
+    let mut output = LogitsWriter {
         file: file.map(BufWriter::new),
         out: std::io::stdout().lock(),
         tokenizer: tokenizer.as_deref(),
@@ -135,7 +137,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
 }
 
 /// Decodes the tokens in batches and passes the values of each to `output`.
-fn decode(context: &mut Context, tokens: &[u32], output: &mut Printer<'_>) -> Outcome {
+fn decode(context: &mut Context, tokens: &[u32], output: &mut LogitsWriter<'_>) -> CommandResult {
     let bar = progress::count("decoding", "tokens");
     bar.set_length(tokens.len() as u64);
     let size = context.options().n_batch.min(context.options().n_ubatch);
@@ -150,7 +152,10 @@ fn decode(context: &mut Context, tokens: &[u32], output: &mut Printer<'_>) -> Ou
         context.decode(&batch)?;
         for (index, &id) in part.iter().enumerate() {
             let row = context.logits(index).or_else(|| context.embedding(index));
-            output.put(id, row.ok_or_else(|| Failure::error("a row is missing"))?)?;
+            output.put(
+                id,
+                row.ok_or_else(|| CommandError::error("a row is missing"))?,
+            )?;
         }
         bar.inc(part.len() as u64);
     }
@@ -158,7 +163,7 @@ fn decode(context: &mut Context, tokens: &[u32], output: &mut Printer<'_>) -> Ou
 }
 
 /// Writes values to a file, a table or JSON.
-struct Printer<'a> {
+struct LogitsWriter<'a> {
     file: Option<BufWriter<AtomicFile>>,
     out: StdoutLock<'static>,
     tokenizer: Option<&'a Tokenizer>,
@@ -168,13 +173,13 @@ struct Printer<'a> {
     positions: Vec<serde_json::Value>,
 }
 
-impl Printer<'_> {
-    fn begin(&mut self, n_tokens: usize, width: usize) -> Outcome {
+impl LogitsWriter<'_> {
+    fn begin(&mut self, n_tokens: usize, width: usize) -> CommandResult {
         self.write(&npy::header_of(&[n_tokens, width], DType::F32))
     }
 
     /// Writes to the file, if there is one.
-    fn write(&mut self, bytes: &[u8]) -> Outcome {
+    fn write(&mut self, bytes: &[u8]) -> CommandResult {
         if let Some(file) = &mut self.file {
             file.write_all(bytes)
                 .map_err(|error| files::cannot_write(file.get_ref(), &error))?;
@@ -189,7 +194,7 @@ impl Printer<'_> {
         String::from_utf8_lossy(piece.unwrap_or_default()).into_owned()
     }
 
-    fn put(&mut self, id: u32, logits: &[f32]) -> Outcome {
+    fn put(&mut self, id: u32, logits: &[f32]) -> CommandResult {
         for logit in logits {
             self.write(&logit.to_le_bytes())?;
         }
@@ -239,11 +244,11 @@ impl Printer<'_> {
         Ok(())
     }
 
-    fn finish(mut self) -> Outcome {
+    fn finish(mut self) -> CommandResult {
         if let Some(file) = self.file {
             let file = file
                 .into_inner()
-                .map_err(|error| Failure::error(error.error()))?;
+                .map_err(|error| CommandError::error(error.error()))?;
             file.commit()?;
         }
         if self.json {

@@ -1,6 +1,6 @@
 //! `samite man`: writes manual pages.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::help;
 use crate::shown::{counted, say};
 use clap::{Args, Command};
@@ -17,10 +17,10 @@ pub struct ManArgs {
     folder: PathBuf,
 }
 
-pub fn run(args: ManArgs) -> Outcome {
+pub fn run(args: ManArgs) -> CommandResult {
     let folder = &args.folder;
     std::fs::create_dir_all(folder).map_err(|error| {
-        Failure::error(format_args!("cannot make {}: {error}", folder.display()))
+        CommandError::error(format_args!("cannot make {}: {error}", folder.display()))
     })?;
     let mut program = help::command();
     program.build();
@@ -47,7 +47,7 @@ pub fn run(args: ManArgs) -> Outcome {
     Ok(())
 }
 
-fn write(folder: &Path, name: &str, command: Command) -> Outcome {
+fn write(folder: &Path, name: &str, command: Command) -> CommandResult {
     let mut file = AtomicFile::create(folder.join(format!("{name}.1")))?;
     clap_mangen::Man::new(command)
         .render(&mut file)

@@ -1,7 +1,7 @@
 //! `samite merge-lora`: writes a model with adapters merged into its weights.
 
 use crate::args::{AdapterArgs, ThreadArgs};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::{files, interrupt, progress};
 use clap::Args;
 use samite::DType;
@@ -29,10 +29,10 @@ pub struct MergeLoraArgs {
     threads: ThreadArgs,
 }
 
-pub fn run(args: MergeLoraArgs) -> Outcome {
+pub fn run(args: MergeLoraArgs) -> CommandResult {
     let named = |name: &String| {
         DType::from_name(name).ok_or_else(|| {
-            Failure::usage(format_args!(
+            CommandError::usage(format_args!(
                 "--dtype: '{name}' is not a type; try f32, f16 or q8_0"
             ))
         })
@@ -40,7 +40,7 @@ pub fn run(args: MergeLoraArgs) -> Outcome {
     let dtype = args.dtype.as_ref().map(named).transpose()?;
     let adapters = args.adapters.files();
     if adapters.is_empty() {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             "there is no adapter to merge: name one with --lora or --lora-scaled",
         ));
     }

@@ -31,7 +31,7 @@ mod test_ops;
 mod tokenize;
 mod train;
 
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 use crate::interrupt;
 use clap::Subcommand;
 
@@ -100,7 +100,7 @@ pub enum Command {
 
 impl Command {
     /// Runs the command.
-    pub fn run(self) -> Outcome {
+    pub fn run(self) -> CommandResult {
         let is_probe = matches!(self, Command::ProbePlugin(_));
         // The process that probes a plugin reports signals.
         if !is_probe {

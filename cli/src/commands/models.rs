@@ -1,6 +1,6 @@
 //! `samite models`: lists and deletes downloaded models.
 
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 use crate::hub;
 use crate::shown::{escaped, say};
 use clap::{Args, Subcommand};
@@ -39,7 +39,7 @@ fn human(bytes: u64) -> String {
     human_bytes(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-pub fn run(args: ModelsArgs) -> Outcome {
+pub fn run(args: ModelsArgs) -> CommandResult {
     let cache = hub::cache()?;
     if let Some(Action::Remove { model }) = args.action {
         let freed = cache.remove(&model)?;

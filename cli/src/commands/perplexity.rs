@@ -2,10 +2,10 @@
 //! model.
 
 use crate::args::ModelArgs;
-use crate::chunks::{DEFAULT_CHUNK, Part};
+use crate::chunks::{ChunkRange, DEFAULT_CHUNK};
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
-use crate::files::{self, Source};
+use crate::failure::{CommandError, CommandResult};
+use crate::files::{self, TextSource};
 use crate::shown::{counted, escaped, json_number, say};
 use crate::{interrupt, progress, renewal};
 use clap::Args;
@@ -63,7 +63,7 @@ pub struct PerplexityArgs {
     cpu: CpuArgs,
 }
 
-pub fn run(args: PerplexityArgs) -> Outcome {
+pub fn run(args: PerplexityArgs) -> CommandResult {
     match (&args.kl_divergence_base, &args.file) {
         (Some(base), file) if args.kl_divergence => {
             if let Some(file) = file {
@@ -76,13 +76,13 @@ pub fn run(args: PerplexityArgs) -> Outcome {
             compare(&args, base)
         }
         (base, Some(file)) => predict(&args, file, base.as_deref()),
-        (_, None) => Err(Failure::usage("there is no text: name it with --file")),
+        (_, None) => Err(CommandError::usage("there is no text: name it with --file")),
     }
 }
 
 /// Measures the perplexity of a text, and writes log-probabilities if `output` is set.
-fn predict(args: &PerplexityArgs, file: &Path, output: Option<&Path>) -> Outcome {
-    let source = Source::file(file)?;
+fn predict(args: &PerplexityArgs, file: &Path, output: Option<&Path>) -> CommandResult {
+    let source = TextSource::file(file)?;
     if let Some(output) = output {
         for input in [Some(file), args.model.file()?].into_iter().flatten() {
             files::refuse_same(input, output)?;
@@ -96,11 +96,11 @@ fn predict(args: &PerplexityArgs, file: &Path, output: Option<&Path>) -> Outcome
     let n_ctx_train = model.spec().n_ctx_train;
     let chunk = options.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CHUNK));
     if chunk < MIN_CHUNK {
-        return Err(Failure::usage(format_args!(
+        return Err(CommandError::usage(format_args!(
             "--ctx-size {chunk}: chunks need at least {MIN_CHUNK} tokens"
         )));
     }
-    let part = Part {
+    let part = ChunkRange {
         chunk,
         from_chunk: 0,
         chunks: args.chunks,
@@ -149,7 +149,7 @@ fn predict(args: &PerplexityArgs, file: &Path, output: Option<&Path>) -> Outcome
 }
 
 /// Compares a model with the log-probabilities in a file.
-fn compare(args: &PerplexityArgs, path: &Path) -> Outcome {
+fn compare(args: &PerplexityArgs, path: &Path) -> CommandResult {
     let (file, length) = files::open_regular(path)?;
     let base = LogProbsReader::new(BufReader::new(file), length);
     let base = base.map_err(|error| in_file(error, Some(path)))?;
@@ -158,7 +158,7 @@ fn compare(args: &PerplexityArgs, path: &Path) -> Outcome {
     let mut options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut options);
     if let Some(n_ctx) = options.n_ctx.filter(|&n_ctx| n_ctx < chunk) {
-        return Err(Failure::usage(format_args!(
+        return Err(CommandError::usage(format_args!(
             "--ctx-size {n_ctx}: {} has chunks of {chunk} tokens; leave out --ctx-size",
             path.display()
         )));
@@ -171,7 +171,7 @@ fn compare(args: &PerplexityArgs, path: &Path) -> Outcome {
     options.n_logits = Some(options.n_ubatch);
     let context = renewal::context(&args.model, &args.cpu, model, options);
     let mut context = context.map_err(|failure| match failure {
-        Failure::Error(message) => Failure::error(format_args!(
+        CommandError::Error(message) => CommandError::error(format_args!(
             "{}: n_ctx is {chunk}, which makes a context that is refused: {message}",
             path.display()
         )),
@@ -200,7 +200,7 @@ fn compare(args: &PerplexityArgs, path: &Path) -> Outcome {
 }
 
 /// Adds the name of the file to an error about log-probabilities.
-fn in_file(error: samite::llm::Error, path: Option<&Path>) -> Failure {
+fn in_file(error: samite::llm::Error, path: Option<&Path>) -> CommandError {
     match (error, path) {
         (samite::llm::Error::Gguf(error), Some(path)) => error.in_file(path).into(),
         (error, _) => error.into(),

@@ -5,7 +5,7 @@ mod simulate;
 
 use crate::args::{ModelArgs, divided, predicted, token_count};
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::model_name::ModelName;
 use crate::shown::escaped_lines;
 use crate::{files, interrupt};
@@ -60,7 +60,7 @@ pub struct PlanArgs {
     cpu: CpuArgs,
 }
 
-pub fn run(mut args: PlanArgs) -> Outcome {
+pub fn run(mut args: PlanArgs) -> CommandResult {
     args.name.apply(&mut args.model)?;
     let cancel = interrupt::token();
     if let Some(file) = &args.simulate {
@@ -68,7 +68,7 @@ pub fn run(mut args: PlanArgs) -> Outcome {
     }
     let tokens = args.tokens as usize;
     if tokens > args.model.ubatch_size {
-        return Err(Failure::usage(format_args!(
+        return Err(CommandError::usage(format_args!(
             "--tokens {tokens} is more than --ubatch-size {}",
             args.model.ubatch_size
         )));

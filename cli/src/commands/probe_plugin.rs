@@ -1,7 +1,7 @@
 //! `samite probe-plugin`: loads a ggml plugin in a separate process, because a plugin can end the
 //! process that loads it.
 
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 use clap::Args;
 use std::io::Write;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub struct ProbePluginArgs {
     path: PathBuf,
 }
 
-pub fn run(args: ProbePluginArgs) -> Outcome {
+pub fn run(args: ProbePluginArgs) -> CommandResult {
     let mut out = std::io::stdout();
     let mut result = Ok(());
     samite::registry::probe_ggml_plugin(&args.path, !args.load_only, &mut |line| {

@@ -1,6 +1,6 @@
 //! `samite pull`: downloads a model by its name.
 
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 use crate::hub::{self, AccessArgs};
 use crate::shown::escaped;
 use clap::Args;
@@ -39,7 +39,7 @@ pub struct PullArgs {
     json: bool,
 }
 
-pub fn run(args: PullArgs) -> Outcome {
+pub fn run(args: PullArgs) -> CommandResult {
     let hub = args.access.hub();
     let listing = hub::list(&hub, &args.model, &args.revision)?;
     let mut out = std::io::stdout().lock();

@@ -2,7 +2,7 @@
 
 use crate::args::ThreadArgs;
 use crate::commands::imatrix;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::shown::{NAME_WIDTH, counted, escaped, say, shortened};
 use crate::{files, interrupt, progress};
 use clap::Args;
@@ -120,7 +120,7 @@ fn named_type(argument: &str) -> Result<(TensorPattern, DType), String> {
 }
 
 /// Reads the part of the importance matrix to use.
-fn importance(args: &QuantizeArgs) -> Outcome<Option<ImportanceMatrix>> {
+fn importance(args: &QuantizeArgs) -> CommandResult<Option<ImportanceMatrix>> {
     let Some(path) = &args.imatrix else {
         return Ok(None);
     };
@@ -131,7 +131,7 @@ fn importance(args: &QuantizeArgs) -> Outcome<Option<ImportanceMatrix>> {
         included && !has(&args.exclude_weights, weight)
     });
     if matrix.weights().len() == 0 {
-        return Err(Failure::usage(format_args!(
+        return Err(CommandError::usage(format_args!(
             "--include-weights or --exclude-weights leave nothing of {}",
             escaped(&path.display().to_string())
         )));
@@ -142,9 +142,9 @@ fn importance(args: &QuantizeArgs) -> Outcome<Option<ImportanceMatrix>> {
     Ok(Some(matrix))
 }
 
-pub fn run(args: QuantizeArgs) -> Outcome {
+pub fn run(args: QuantizeArgs) -> CommandResult {
     if args.json && args.bench.is_none() {
-        return Err(Failure::usage("--json goes with --bench"));
+        return Err(CommandError::usage("--json goes with --bench"));
     }
     let cancel = interrupt::token();
     let importance = importance(&args)?;

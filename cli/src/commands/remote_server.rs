@@ -3,7 +3,7 @@
 use super::rpc_server::{clients, mebibytes, place};
 use crate::args::{DeviceArgs, Lent, ThreadArgs};
 use crate::cpu_args::PoolArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use clap::Args;
 use samite::cache_folder;
 use samite::registry::{KEY_FILE, RemoteServer, RemoteServerOptions, TOKEN_FILE, settings_folder};
@@ -70,7 +70,7 @@ pub struct RemoteServerArgs {
     pool: PoolArgs,
 }
 
-pub fn run(args: RemoteServerArgs) -> Outcome {
+pub fn run(args: RemoteServerArgs) -> CommandResult {
     let pool = args.pool.pool(args.threads.count())?;
     // Clients query what a device supports, and use their own CPU for the rest.
     let Lent { devices, .. } = args.devices.lent(pool)?;
@@ -79,7 +79,7 @@ pub fn run(args: RemoteServerArgs) -> Outcome {
             .clone()
             .or_else(|| Some(settings_folder()?.join(name)));
         file.ok_or_else(|| {
-            Failure::usage(format_args!(
+            CommandError::usage(format_args!(
                 "--{flag}: name a file: there is no folder for settings"
             ))
         })
@@ -97,7 +97,7 @@ pub fn run(args: RemoteServerArgs) -> Outcome {
         ..RemoteServerOptions::new(key, tokens.clone())
     };
     let wanted = place(&args.host, args.port);
-    let failed = |error| Failure::error(format_args!("cannot serve at {wanted}: {error}"));
+    let failed = |error| CommandError::error(format_args!("cannot serve at {wanted}: {error}"));
     let server = RemoteServer::bind(&devices, &wanted, options).map_err(failed)?;
     let address = server.address().map_err(failed)?;
     let mut out = std::io::stdout().lock();

@@ -2,7 +2,7 @@
 
 use crate::args::{DeviceArgs, Lent, ThreadArgs, number};
 use crate::cpu_args::PoolArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::shown::say;
 use clap::Args;
 use samite::registry::{Server, ServerOptions};
@@ -76,7 +76,7 @@ pub(super) fn is_loopback(host: &str) -> bool {
     addresses.is_ok_and(|mut all| all.all(|address| address.ip().to_canonical().is_loopback()))
 }
 
-pub fn run(args: RpcServerArgs) -> Outcome {
+pub fn run(args: RpcServerArgs) -> CommandResult {
     let pool = args.pool.pool(args.threads.count())?;
     let Lent { devices, fallbacks } = args.devices.lent(pool)?;
     let options = ServerOptions {
@@ -90,7 +90,7 @@ pub fn run(args: RpcServerArgs) -> Outcome {
     };
     let network = &options.environment.network;
     let wanted = place(&args.host, args.port);
-    let failed = |error| Failure::error(format_args!("cannot listen at {wanted}: {error}"));
+    let failed = |error| CommandError::error(format_args!("cannot listen at {wanted}: {error}"));
     let listener = network.listen(&wanted).map_err(failed)?;
     let address = listener.address().map_err(failed)?;
     if !is_loopback(&args.host) {

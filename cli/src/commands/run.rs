@@ -3,8 +3,8 @@
 use super::chat::TemplateArgs;
 use crate::args::{ModelArgs, number_or_all, token_count};
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
-use crate::files::Source;
+use crate::failure::{CommandError, CommandResult};
+use crate::files::TextSource;
 use crate::model_name::model_and_text;
 use crate::renewal::{self, Renewal};
 use crate::sampling::SamplingArgs;
@@ -140,13 +140,13 @@ struct Ready {
 
 impl RunArgs {
     /// Splits the positional arguments into model and text.
-    fn settle_names(&mut self) -> Outcome {
+    fn settle_names(&mut self) -> CommandResult {
         let (model, text) = model_and_text(self.first.take(), self.text.take())?;
         if let Some(model) = model {
             self.model.set_name(&model)?;
         }
         if text.is_some() && (self.prompt.is_some() || self.file.is_some()) {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "the text to continue is given twice: leave out --prompt, --file or the positional text",
             ));
         }
@@ -160,28 +160,29 @@ impl RunArgs {
     }
 
     /// Returns the text to continue, unless a saved text is continued.
-    fn source(&self) -> Outcome<Option<Source>> {
+    fn source(&self) -> CommandResult<Option<TextSource>> {
         Ok(
             match (self.prompt.as_ref().or(self.text.as_ref()), &self.file) {
                 // Of several processes, only the first one reads the text.
-                _ if !ranks::is_first() => Some(Source::text(String::new())),
-                (Some(text), _) => Some(Source::text(text.clone())),
-                (None, Some(path)) => Some(Source::file(path)?),
+                _ if !ranks::is_first() => Some(TextSource::text(String::new())),
+                (Some(text), _) => Some(TextSource::text(text.clone())),
+                (None, Some(path)) => Some(TextSource::file(path)?),
                 (None, None) if self.saved().is_some() => None,
-                (None, None) => Some(Source::stdin()),
+                (None, None) => Some(TextSource::stdin()),
             },
         )
     }
 
     /// Loads the model and reads the text.
-    fn prepare(&self) -> Outcome<Ready> {
+    fn prepare(&self) -> CommandResult<Ready> {
         // Report all problems with the flags before loading a large file.
         if self.template.is_given() && !self.chat {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "--system and --chat-template are for conversations: add --chat, or see `samite chat`",
             ));
         }
-        Sampler::new(self.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
+        Sampler::new(self.sampling.params(SamplerParams::default())?)
+            .map_err(CommandError::usage)?;
         #[cfg(feature = "grammar")]
         let grammar = self.grammar.read()?;
         self.check_ranks()?;
@@ -199,7 +200,7 @@ impl RunArgs {
         let model = ranks::together(ranks::LOADING, model)?;
         let params = self.sampling.params(sampler_params(model.metadata())?)?;
         let mut seed = params.seed;
-        let sampler = Sampler::new(params).map_err(Failure::usage)?;
+        let sampler = Sampler::new(params).map_err(CommandError::usage)?;
         let (options, shared) = (context_options.clone(), Arc::clone(&model));
         let context = renewal::context(&self.model, &self.cpu, shared, options)?;
         // The context size now limits how much of an endless text to read.
@@ -227,7 +228,7 @@ impl RunArgs {
             }
             let text = ranks::of_first(text)?;
             if text.is_empty() {
-                return Err(Failure::usage(
+                return Err(CommandError::usage(
                     "the text to continue is empty: give one with -p",
                 ));
             }
@@ -243,7 +244,7 @@ impl RunArgs {
         }
         if tokens.is_none() {
             let text = session.text();
-            let bytes = tokenizer.detokenize(&text).map_err(Failure::error)?;
+            let bytes = tokenizer.detokenize(&text).map_err(CommandError::error)?;
             prompt = String::from_utf8_lossy(&bytes).into_owned();
             match session.sampler_state() {
                 Some(state) if !self.sampling.has_seed() => seed = state.seed,
@@ -252,7 +253,7 @@ impl RunArgs {
         }
         let count = tokens.as_ref().map_or(session.tokens().len(), Vec::len);
         if count > n_ctx {
-            return Err(Failure::error(format_args!(
+            return Err(CommandError::error(format_args!(
                 "the text to continue has more tokens than the context of {n_ctx}: choose a larger --ctx-size (-c) or a shorter text",
             )));
         }
@@ -285,7 +286,7 @@ impl RunArgs {
     }
 
     /// Checks what several processes cannot do, or must do in the same way.
-    fn check_ranks(&self) -> Outcome {
+    fn check_ranks(&self) -> CommandResult {
         let Some(group) = ranks::group() else {
             return Ok(());
         };
@@ -295,7 +296,7 @@ impl RunArgs {
             ("--watch", self.watch.is_given()),
         ] {
             if is_given {
-                return Err(Failure::usage(format_args!(
+                return Err(CommandError::usage(format_args!(
                     "{flag} is for one process: leave it out where several share a model"
                 )));
             }
@@ -314,7 +315,7 @@ fn shown(text: &str, is_terminal: bool) -> Cow<'_, str> {
     }
 }
 
-pub fn run(mut args: RunArgs) -> Outcome {
+pub fn run(mut args: RunArgs) -> CommandResult {
     args.settle_names()?;
     args.model.ranks()?;
     let Ready {
@@ -357,7 +358,7 @@ pub fn run(mut args: RunArgs) -> Outcome {
             has_started = true;
             write!(out, "{}", shown(piece, is_terminal)).and_then(|()| out.flush())
         };
-        let written = written.map_err(Failure::from).and_then(|()| {
+        let written = written.map_err(CommandError::from).and_then(|()| {
             trace
                 .as_mut()
                 .map_or(Ok(()), |trace| trace.advance(context))

@@ -14,7 +14,7 @@ use super::embed::PoolingArg;
 use super::rpc_server::is_loopback;
 use crate::args::{ModelArgs, number, number_or_all, sequence_count};
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::files;
 use crate::model_name::ModelName;
 use crate::sampling::SamplingArgs;
@@ -104,14 +104,14 @@ struct ModelsArgs {
 
 impl ModelsArgs {
     /// Returns the files besides that of `-m`.
-    fn files(&self) -> Outcome<Vec<PathBuf>> {
+    fn files(&self) -> CommandResult<Vec<PathBuf>> {
         let mut files = self.also_model.clone();
         if let Some(folder) = &self.models_dir {
             let found = source::folder(folder).map_err(|error| {
-                Failure::usage(format_args!("--models-dir: {}: {error}", folder.display()))
+                CommandError::usage(format_args!("--models-dir: {}: {error}", folder.display()))
             })?;
             if found.is_empty() {
-                return Err(Failure::usage(format_args!(
+                return Err(CommandError::usage(format_args!(
                     "--models-dir: there is no GGUF file in {}",
                     folder.display()
                 )));
@@ -443,14 +443,14 @@ fn batch(text: &str) -> Result<usize, String> {
     number(text, 1, 1 << 20)
 }
 
-pub fn run(mut args: ServeArgs) -> Outcome {
+pub fn run(mut args: ServeArgs) -> CommandResult {
     args.name.apply(&mut args.model)?;
     if args.requests.model_draft.is_some() || args.requests.embeddings {
         args.model.share_memory();
     }
     let stop = interrupt::token();
     let options = args.options()?;
-    Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(Failure::usage)?;
+    Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(CommandError::usage)?;
     let files = args.models.files()?;
     let args = Arc::new(args);
     let hub = if files.is_empty() {
@@ -461,7 +461,7 @@ pub fn run(mut args: ServeArgs) -> Outcome {
         options.request_memory = args.request_memory(loaded.app.free_memory());
         let models = vec![source.served(loaded.app.model_id())];
         let hub = Hub::new(options, models, HubLimits::default(), true);
-        let hub = hub.map_err(Failure::usage)?;
+        let hub = hub.map_err(CommandError::usage)?;
         hub.put_first(loaded);
         hub
     } else {
@@ -496,19 +496,23 @@ pub fn run(mut args: ServeArgs) -> Outcome {
         }
     });
     hub.end();
-    served.map_err(Failure::error)?;
+    served.map_err(CommandError::error)?;
     match stop.is_cancelled() && interrupt::exit_code() == interrupt::INTERRUPTED {
         // Ctrl-C is the usual way to end a server in a terminal.
-        true => Err(Failure::Interrupted),
+        true => Err(CommandError::Interrupted),
         false => Ok(()),
     }
 }
 
 /// Creates a hub of several models. Models named by their files must fit into memory; those of a
 /// folder are checked when they are requested.
-fn several(args: &Arc<ServeArgs>, options: &ServeOptions, files: Vec<PathBuf>) -> Outcome<Hub> {
+fn several(
+    args: &Arc<ServeArgs>,
+    options: &ServeOptions,
+    files: Vec<PathBuf>,
+) -> CommandResult<Hub> {
     if !options.aliases.is_empty() {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             "--alias: several models are called by the names of their files",
         ));
     }
@@ -543,14 +547,14 @@ fn several(args: &Arc<ServeArgs>, options: &ServeOptions, files: Vec<PathBuf>) -
         },
         loads: !args.models.no_models_autoload,
     };
-    let hub = Hub::new(options, models, limits, false).map_err(Failure::usage)?;
-    hub.check(named).map_err(Failure::error)?;
+    let hub = Hub::new(options, models, limits, false).map_err(CommandError::usage)?;
+    hub.check(named).map_err(CommandError::error)?;
     Ok(hub)
 }
 
 impl ServeArgs {
     /// Returns the options that do not depend on a loaded model.
-    fn options(&self) -> Outcome<ServeOptions> {
+    fn options(&self) -> CommandResult<ServeOptions> {
         let http = &self.http;
         let api_keys = keys("api", http.api_key.as_deref(), http.api_key_file.as_deref())?;
         let admin_keys = keys(
@@ -579,7 +583,7 @@ impl ServeArgs {
         let kwargs = match &self.talk.chat_template_kwargs {
             None => serde_json::Map::new(),
             Some(text) => serde_json::from_str(text).map_err(|error| {
-                Failure::usage(format_args!(
+                CommandError::usage(format_args!(
                     "--chat-template-kwargs: not an object of JSON: {error}"
                 ))
             })?,
@@ -589,7 +593,7 @@ impl ServeArgs {
             "off" => Some(false),
             "auto" => (self.talk.reasoning_budget == 0).then_some(false),
             other => {
-                return Err(Failure::usage(format_args!(
+                return Err(CommandError::usage(format_args!(
                     "--reasoning: must be on, off or auto, and is '{other}'"
                 )));
             }
@@ -597,7 +601,7 @@ impl ServeArgs {
         if let Some(folder) = &self.http.slot_save_path
             && !folder.is_dir()
         {
-            return Err(Failure::usage(format_args!(
+            return Err(CommandError::usage(format_args!(
                 "--slot-save-path: {} is no folder",
                 folder.display()
             )));
@@ -664,7 +668,7 @@ impl ServeArgs {
 
     /// Returns the options of contexts. Signals do not interrupt them, because requests in flight
     /// are finished.
-    fn context_options(&self, flags: &ModelArgs) -> Outcome<ContextOptions> {
+    fn context_options(&self, flags: &ModelArgs) -> CommandResult<ContextOptions> {
         let mut options = flags.context_options(&CancelToken::new())?;
         self.cpu.apply(&mut options);
         Ok(options)
@@ -692,7 +696,7 @@ impl ServeArgs {
         &self,
         flags: &ModelArgs,
         engine: &EngineOptions,
-    ) -> Outcome<ContextOptions> {
+    ) -> CommandResult<ContextOptions> {
         let mut context = self.context_options(flags)?;
         context.n_batch = engine.budget;
         context.n_seq = engine.n_seq();
@@ -707,7 +711,7 @@ impl ServeArgs {
         model: &Arc<Model>,
         options: &mut ServeOptions,
         disk_name: Option<&str>,
-    ) -> Outcome<(Handle, JoinHandle<()>)> {
+    ) -> CommandResult<(Handle, JoinHandle<()>)> {
         let requests = &self.requests;
         let mut engine = self.engine_options();
         let slots = engine.slots;
@@ -785,7 +789,7 @@ impl ServeArgs {
                 })
             }
         };
-        driven.map_err(|error| Failure::error(format_args!("no thread: {error}")))
+        driven.map_err(|error| CommandError::error(format_args!("no thread: {error}")))
     }
 
     /// Returns the pooling of embeddings, and the options of the context that computes them.
@@ -793,7 +797,7 @@ impl ServeArgs {
         &self,
         flags: &ModelArgs,
         spec: &Spec,
-    ) -> Outcome<(Pooling, ContextOptions)> {
+    ) -> CommandResult<(Pooling, ContextOptions)> {
         const LONGEST: usize = 8192;
         let pooling = match (self.requests.reranking, self.requests.pooling) {
             (true, _) => Pooling::Rank,
@@ -813,12 +817,12 @@ impl ServeArgs {
     }
 
     /// Creates the embedder.
-    fn embedder(&self, flags: &ModelArgs, model: &Arc<Model>) -> Outcome<Embedder> {
+    fn embedder(&self, flags: &ModelArgs, model: &Arc<Model>) -> CommandResult<Embedder> {
         let (pooling, options) = self.embedding_context(flags, model.spec())?;
         let context = flags.context(Arc::clone(model), options)?;
         let normalization = match (self.requests.embd_normalize, pooling) {
             (Some(number), _) => Normalization::from_number(number).ok_or_else(|| {
-                Failure::usage("--embd-normalize: must be a whole number of at least -1")
+                CommandError::usage("--embd-normalize: must be a whole number of at least -1")
             })?,
             (None, Pooling::Rank) => Normalization::None,
             (None, _) => Normalization::Norm(2),
@@ -838,12 +842,12 @@ fn draft_context(beside: &ContextOptions, cells: usize, engine: &EngineOptions) 
     }
 }
 
-fn draft_failure(error: Failure) -> Failure {
-    Failure::error(format_args!("--model-draft: {}", error.text()))
+fn draft_failure(error: CommandError) -> CommandError {
+    CommandError::error(format_args!("--model-draft: {}", error.text()))
 }
 
 /// Returns the keys of `--api-key` and `--api-key-file`, or of the flags for another kind of key.
-fn keys(kind: &str, flag: Option<&str>, file: Option<&Path>) -> Outcome<Vec<String>> {
+fn keys(kind: &str, flag: Option<&str>, file: Option<&Path>) -> CommandResult<Vec<String>> {
     let mut keys = list(flag.unwrap_or_default());
     if let Some(path) = file {
         let text = files::read_flag(path, &format!("--{kind}-key-file"))?;
@@ -851,7 +855,7 @@ fn keys(kind: &str, flag: Option<&str>, file: Option<&Path>) -> Outcome<Vec<Stri
     }
     keys.retain(|key| !key.is_empty());
     if keys.is_empty() && (flag.is_some() || file.is_some()) {
-        return Err(Failure::usage(format_args!(
+        return Err(CommandError::usage(format_args!(
             "--{kind}-key, --{kind}-key-file: there is no key"
         )));
     }

@@ -1,13 +1,11 @@
 //! `samite sim`: runs the scheduler and models on simulated devices with fault injection.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::interrupt;
 use crate::progress;
 use crate::shown::counted;
 use clap::Args;
-use samite_sim::{
-    Case, Failure as Found, Fault, Search, Strike, Workload, run as simulate, shrink,
-};
+use samite_sim::{CaseFailure, Fault, Search, SimCase, Strike, Workload, run as simulate, shrink};
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
@@ -68,7 +66,7 @@ pub struct SimArgs {
     json: bool,
 }
 
-pub fn run(args: SimArgs) -> Outcome {
+pub fn run(args: SimArgs) -> CommandResult {
     if args.count > 1 {
         return search(&args);
     }
@@ -79,7 +77,7 @@ pub fn run(args: SimArgs) -> Outcome {
             std::io::stdout().lock().write_all(trace.as_bytes())?;
         }
         (Some(path), Some(trace)) => std::fs::write(path, trace)
-            .map_err(|error| Failure::error(format_args!("{}: {error}", path.display())))?,
+            .map_err(|error| CommandError::error(format_args!("{}: {error}", path.display())))?,
         _ => {}
     }
     let strikes: Vec<_> = outcome.strikes.iter().map(Strike::to_string).collect();
@@ -107,41 +105,41 @@ pub fn run(args: SimArgs) -> Outcome {
     }
     match outcome.failure {
         None => Ok(()),
-        Some(what) => Err(fails(Found { case, what })),
+        Some(what) => Err(fails(CaseFailure { case, what })),
     }
 }
 
 impl SimArgs {
-    fn case(&self) -> Outcome<Case> {
-        let whole = Case::new(self.seed);
+    fn case(&self) -> CommandResult<SimCase> {
+        let whole = SimCase::new(self.seed);
         let strikes = self.faults.as_ref().map(|faults| {
             let faults = faults.iter().filter(|fault| !fault.is_empty());
             let strikes = faults.map(|fault| fault.parse::<Strike>());
             strikes.collect::<Result<Vec<_>, _>>()
         });
-        Ok(Case {
+        Ok(SimCase {
             workload: self.workload.unwrap_or(whole.workload),
             devices: self.devices.unwrap_or(whole.devices),
             nodes: self.nodes.unwrap_or(whole.nodes),
             steps: self.steps.unwrap_or(whole.steps),
             strikes: strikes
                 .transpose()
-                .map_err(|error| Failure::usage(format_args!("--faults: {error}")))?,
+                .map_err(|error| CommandError::usage(format_args!("--faults: {error}")))?,
             ..whole
         })
     }
 }
 
 /// Shrinks a failed case and returns an error with the command that runs it again.
-fn fails(found: Found) -> Failure {
-    let Found { case, what } = shrink(&found);
-    Failure::error(format_args!("{what}; again: samite sim {case}"))
+fn fails(found: CaseFailure) -> CommandError {
+    let CaseFailure { case, what } = shrink(&found);
+    CommandError::error(format_args!("{what}; again: samite sim {case}"))
 }
 
-fn search(args: &SimArgs) -> Outcome {
+fn search(args: &SimArgs) -> CommandResult {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let end = args.seed.checked_add(args.count);
-    let end = end.ok_or_else(|| Failure::usage("--count: there are not so many seeds"))?;
+    let end = end.ok_or_else(|| CommandError::usage("--count: there are not so many seeds"))?;
     let search = Search {
         workload: args.workload,
         threads: args.threads.unwrap_or(threads),
@@ -165,7 +163,7 @@ fn search(args: &SimArgs) -> Outcome {
             "faults": faults.collect::<serde_json::Map<_, _>>(),
             "hash": format!("{:016x}", summary.hash),
             "failures": failures
-                .map(|Found { case, what }| json!({ "case": case.to_string(), "what": what }))
+                .map(|CaseFailure { case, what }| json!({ "case": case.to_string(), "what": what }))
                 .collect::<Vec<_>>(),
         });
         writeln!(out, "{found:#}")?;
@@ -178,7 +176,7 @@ fn search(args: &SimArgs) -> Outcome {
             "{} cases with {} steps, {} cases on several devices, trace {:016x}",
             summary.cases, summary.steps, summary.divided, summary.hash
         )?;
-        for Found { case, what } in failures {
+        for CaseFailure { case, what } in failures {
             writeln!(out, "failed: samite sim {case}: {what}")?;
         }
     }
@@ -186,7 +184,7 @@ fn search(args: &SimArgs) -> Outcome {
         return Err(fails(first.clone()));
     }
     if interrupt::token().is_cancelled() {
-        return Err(Failure::Interrupted);
+        return Err(CommandError::Interrupted);
     }
     // A single workload triggers only some faults.
     let is_whole = args.count >= MANY && args.workload.is_none();
@@ -196,7 +194,7 @@ fn search(args: &SimArgs) -> Outcome {
         Ok(())
     } else {
         let missed: Vec<_> = missed.iter().map(|fault| fault.name()).collect();
-        Err(Failure::error(format_args!(
+        Err(CommandError::error(format_args!(
             "these faults struck less than {least} times, so the search shows little: {}",
             missed.join(", ")
         )))

@@ -1,6 +1,6 @@
 //! `samite synth`: writes a model of a known shape with random weights.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::shown::say;
 use clap::{Args, ValueEnum};
 use samite::DType;
@@ -130,7 +130,7 @@ fn model(architecture: &'static str, n: [usize; 8], tied: bool) -> SyntheticMode
     }
 }
 
-pub fn run(args: SynthArgs) -> Outcome {
+pub fn run(args: SynthArgs) -> CommandResult {
     let mut synthetic = match (args.arch, args.shape) {
         (Some(arch), _) => SyntheticModel::tiny(arch),
         (None, shape) => of_shape(shape),
@@ -145,7 +145,7 @@ pub fn run(args: SynthArgs) -> Outcome {
         ));
         return Ok(());
     }
-    synthetic.write(&args.output).map_err(Failure::from)?;
+    synthetic.write(&args.output).map_err(CommandError::from)?;
     say(format_args!(
         "written to {}: random weights, for measuring and testing only",
         args.output.display()

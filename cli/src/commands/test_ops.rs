@@ -2,7 +2,7 @@
 
 use crate::args::{DeviceArgs, ThreadArgs};
 use crate::cpu_args::PoolArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::log;
 use crate::progress;
 use crate::shown::counted;
@@ -61,7 +61,7 @@ pub struct TestOpsArgs {
 /// Bytes that the test cases need, in small pieces.
 const CASES: usize = 24 << 20;
 
-pub fn run(args: TestOpsArgs) -> Outcome {
+pub fn run(args: TestOpsArgs) -> CommandResult {
     let devices = args
         .devices
         .devices(args.pool.pool(args.threads.count())?)?;
@@ -100,10 +100,10 @@ pub fn run(args: TestOpsArgs) -> Outcome {
     let failed: usize = reports.iter().map(|report| report.failed()).sum();
     match failed {
         0 if reports.iter().all(|report| report.is_success()) => Ok(()),
-        0 => Err(Failure::error(
+        0 => Err(CommandError::error(
             "no case was run: nothing matches the filter, or the device supports none of it",
         )),
-        _ => Err(Failure::error(format_args!(
+        _ => Err(CommandError::error(format_args!(
             "{} failed",
             counted(failed, "case")
         ))),
@@ -111,7 +111,7 @@ pub fn run(args: TestOpsArgs) -> Outcome {
 }
 
 /// Tests the contract apart from computation.
-fn contract(devices: &[Arc<dyn Device>], json: bool) -> Outcome {
+fn contract(devices: &[Arc<dyn Device>], json: bool) -> CommandResult {
     let mut out = std::io::stdout().lock();
     let (mut failed, mut found) = (0, Vec::new());
     for device in devices {
@@ -136,7 +136,7 @@ fn contract(devices: &[Arc<dyn Device>], json: bool) -> Outcome {
     }
     match failed {
         0 => Ok(()),
-        _ => Err(Failure::error(format_args!(
+        _ => Err(CommandError::error(format_args!(
             "{} of the contract failed",
             counted(failed, "check")
         ))),

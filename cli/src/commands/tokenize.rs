@@ -1,8 +1,8 @@
 //! `samite tokenize`: turns text into tokens.
 
 use crate::args::EMBEDDED;
-use crate::failure::{Failure, Outcome};
-use crate::files::Source;
+use crate::failure::{CommandError, CommandResult};
+use crate::files::TextSource;
 use crate::shown::counted;
 use clap::Args;
 use samite::gguf::{GgufFile, LoadMode};
@@ -56,7 +56,7 @@ pub struct TokenizeArgs {
     json: bool,
 }
 
-pub fn run(args: TokenizeArgs) -> Outcome {
+pub fn run(args: TokenizeArgs) -> CommandResult {
     #[cfg(feature = "hub")]
     let path = args.hub.path(&args.model)?;
     #[cfg(not(feature = "hub"))]
@@ -66,15 +66,15 @@ pub fn run(args: TokenizeArgs) -> Outcome {
         None => GgufFile::from_static(EMBEDDED, samite_stories::MODEL)?,
     };
     let vocabulary = samite::llm::vocab_data(file.metadata())?.ok_or_else(|| {
-        Failure::error(format_args!("{}: has no vocabulary", file.path().display()))
+        CommandError::error(format_args!("{}: has no vocabulary", file.path().display()))
     })?;
-    let tokenizer = Tokenizer::new(vocabulary).map_err(Failure::error)?;
+    let tokenizer = Tokenizer::new(vocabulary).map_err(CommandError::error)?;
     let source = match (args.prompt.or(args.text), &args.file) {
-        (Some(text), _) => Source::text(text),
-        (None, Some(path)) => Source::file(path)?,
-        (None, None) => Source::stdin(),
+        (Some(text), _) => TextSource::text(text),
+        (None, Some(path)) => TextSource::file(path)?,
+        (None, None) => TextSource::stdin(),
     };
-    let mut output = Output {
+    let mut output = TokenWriter {
         out: BufWriter::with_capacity(1 << 16, std::io::stdout().lock()),
         tokenizer: &tokenizer,
         count: 0,
@@ -85,7 +85,7 @@ pub fn run(args: TokenizeArgs) -> Outcome {
         },
     };
     let name = source.name().to_owned();
-    let wrong = |error| Failure::error(format_args!("{name}: {error}"));
+    let wrong = |error| CommandError::error(format_args!("{name}: {error}"));
     let mut stream = tokenizer.stream(!args.no_bos, !args.no_parse_special);
     let mut ids = Vec::new();
     source.read(|piece| {
@@ -108,15 +108,15 @@ enum Form {
 }
 
 /// Writes tokens to standard output as they arrive.
-struct Output<'a> {
+struct TokenWriter<'a> {
     out: BufWriter<StdoutLock<'static>>,
     tokenizer: &'a Tokenizer,
     count: usize,
     form: Form,
 }
 
-impl Output<'_> {
-    fn put(&mut self, ids: &[u32]) -> Outcome {
+impl TokenWriter<'_> {
+    fn put(&mut self, ids: &[u32]) -> CommandResult {
         let piece = |id| {
             let piece = self.tokenizer.token_to_piece(id, true);
             String::from_utf8_lossy(piece.unwrap_or_default())
@@ -137,7 +137,7 @@ impl Output<'_> {
         Ok(())
     }
 
-    fn finish(mut self, show_count: bool) -> Outcome {
+    fn finish(mut self, show_count: bool) -> CommandResult {
         let (form, count) = (self.form, self.count);
         let out = &mut self.out;
         let empty = count == 0;

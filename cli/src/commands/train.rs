@@ -2,8 +2,8 @@
 
 use crate::args::{DeviceArgs, ThreadArgs};
 use crate::cpu_args::PoolArgs;
-use crate::failure::{Failure, Outcome};
-use crate::files::Source;
+use crate::failure::{CommandError, CommandResult};
+use crate::files::TextSource;
 use crate::shown::{counted, escaped, say};
 use crate::{files, interrupt, progress};
 use clap::Args;
@@ -99,7 +99,7 @@ impl Folder {
 impl Folder {
     /// Locks the folder, so that other processes do not train there until the result is dropped. If
     /// the process is killed, the system releases the lock.
-    fn lock(&self) -> Outcome<Option<File>> {
+    fn lock(&self) -> CommandResult<Option<File>> {
         // On Unix, lock the folder itself, so that no file is left behind. Other systems cannot
         // open folders.
         let file = if cfg!(unix) {
@@ -113,7 +113,7 @@ impl Folder {
         });
         match locked {
             Ok(file) => Ok(Some(file)),
-            Err(TryLockError::WouldBlock) => Err(Failure::error(format_args!(
+            Err(TryLockError::WouldBlock) => Err(CommandError::error(format_args!(
                 "{}: another process trains in this folder: wait for it, or choose another folder",
                 self.0.display()
             ))),
@@ -167,7 +167,7 @@ impl Subject {
         text: &str,
         devices: &[Arc<dyn Device>],
         cancel: &CancelToken,
-    ) -> Outcome<Self> {
+    ) -> CommandResult<Self> {
         if let Some(lora) = &config.lora {
             let options = ModelOptions {
                 // Packed weights support only inference.
@@ -184,7 +184,7 @@ impl Subject {
         Ok(Subject::Model(Vocabulary::train(part, size)?))
     }
 
-    fn tokenizer(&self) -> Outcome<Arc<Tokenizer>> {
+    fn tokenizer(&self) -> CommandResult<Arc<Tokenizer>> {
         Ok(match self {
             Subject::Model(vocabulary) => Arc::new(vocabulary.tokenizer()?),
             Subject::Adapter(base) => Arc::clone(base.tokenizer()?),
@@ -196,7 +196,7 @@ impl Subject {
         config: Config,
         devices: &[Arc<dyn Device>],
         cancel: &CancelToken,
-    ) -> Outcome<Trainer> {
+    ) -> CommandResult<Trainer> {
         let cancel = cancel.clone();
         Ok(match self {
             Subject::Model(_) => Trainer::new(config, devices.to_vec(), &[], cancel)?,
@@ -206,7 +206,7 @@ impl Subject {
 }
 
 /// A training run.
-struct Run {
+struct TrainingRun {
     trainer: Trainer,
     subject: Subject,
     train: Dataset,
@@ -220,9 +220,9 @@ struct Run {
     dtype: DType,
 }
 
-pub fn run(args: TrainArgs) -> Outcome {
+pub fn run(args: TrainArgs) -> CommandResult {
     let dtype = DType::from_name(&args.dtype).ok_or_else(|| {
-        Failure::usage(format_args!(
+        CommandError::usage(format_args!(
             "--dtype: '{}' is not a type; try f32, f16 or q8_0",
             args.dtype
         ))
@@ -231,19 +231,19 @@ pub fn run(args: TrainArgs) -> Outcome {
     let folder = Folder(args.out);
     let known = folder.checkpoint().exists();
     if known && !args.resume {
-        return Err(Failure::usage(format_args!(
+        return Err(CommandError::usage(format_args!(
             "{} has a checkpoint: go on with --resume, or choose another folder",
             folder.0.display()
         )));
     }
     if args.resume && !known {
-        return Err(Failure::usage(format_args!(
+        return Err(CommandError::usage(format_args!(
             "{} has no checkpoint to go on from: leave out --resume",
             folder.0.display()
         )));
     }
     std::fs::create_dir_all(&folder.0).map_err(|error| {
-        Failure::error(format_args!("cannot make {}: {error}", folder.0.display()))
+        CommandError::error(format_args!("cannot make {}: {error}", folder.0.display()))
     })?;
     let _lock = folder.lock()?;
     folder.remove_leftovers();
@@ -251,7 +251,7 @@ pub fn run(args: TrainArgs) -> Outcome {
     let devices = args
         .devices
         .devices(args.pool.pool(args.threads.count())?)?;
-    let mut run = Run::new(config, folder, devices, args.sample, dtype, &cancel)?;
+    let mut run = TrainingRun::new(config, folder, devices, args.sample, dtype, &cancel)?;
     if known {
         Checkpoint::load(run.folder.checkpoint(), &mut run.trainer, run.fingerprint)?;
         run.curve = Curve::read_csv(run.folder.table())?;
@@ -266,7 +266,7 @@ pub fn run(args: TrainArgs) -> Outcome {
     ));
     let result = run.learn(&cancel, args.stop_after.unwrap_or(u64::MAX));
     let stopped = run.trainer.steps() < run.trainer.config().training.steps;
-    if matches!(result, Ok(()) | Err(Failure::Interrupted)) && stopped {
+    if matches!(result, Ok(()) | Err(CommandError::Interrupted)) && stopped {
         run.save()?;
         say(format_args!(
             "stopped at step {}; go on with --resume",
@@ -276,7 +276,7 @@ pub fn run(args: TrainArgs) -> Outcome {
     result
 }
 
-impl Run {
+impl TrainingRun {
     fn new(
         config: Config,
         folder: Folder,
@@ -284,7 +284,7 @@ impl Run {
         sample: String,
         dtype: DType,
         cancel: &CancelToken,
-    ) -> Outcome<Self> {
+    ) -> CommandResult<Self> {
         let free = devices.iter().filter_map(|device| device.memory().free);
         let most = free.min().map_or(MAX_BYTES, |free| free / PARTS);
         let text = read_lines(&config.data.train, most)?;
@@ -295,7 +295,7 @@ impl Run {
         let held_out = Dataset::from_lines(&text, &tokenizer, context)?;
         let (seed, windows) = (config.seed, train.len());
         let trainer = subject.trainer(config, &devices, cancel)?;
-        Ok(Run {
+        Ok(TrainingRun {
             order: Order::new(seed, windows),
             fingerprint: train.fingerprint(),
             curve: Curve::new(),
@@ -310,7 +310,7 @@ impl Run {
         })
     }
 
-    fn learn(&mut self, cancel: &CancelToken, stop_after: u64) -> Outcome {
+    fn learn(&mut self, cancel: &CancelToken, stop_after: u64) -> CommandResult {
         let training = self.trainer.config().training;
         let tokens = training.batch * training.accumulate * self.trainer.config().context();
         let bar = progress::count("training", "steps");
@@ -361,7 +361,7 @@ impl Run {
                 (begin, counted) = (Instant::now(), 0);
             }
             bar.set_position(step);
-            cancel.check().map_err(Failure::from)?;
+            cancel.check().map_err(CommandError::from)?;
         }
         drop(bar);
         if self.trainer.steps() < training.steps {
@@ -376,7 +376,7 @@ impl Run {
     }
 
     /// Exports the trained model or adapter.
-    fn export(&mut self) -> Outcome {
+    fn export(&mut self) -> CommandResult {
         let path = self.folder.result(&self.subject);
         match &self.subject {
             Subject::Model(vocabulary) => export(path, &mut self.trainer, vocabulary, self.dtype)?,
@@ -393,14 +393,14 @@ impl Run {
         (first..first + count).map(|i| self.order.at(i)).collect()
     }
 
-    fn measure(&mut self) -> Outcome<samite::train::Evaluation> {
+    fn measure(&mut self) -> CommandResult<samite::train::Evaluation> {
         let training = self.trainer.config().training;
         let count = training.batch * training.evaluate_batches;
         let windows: Vec<_> = (0..count).map(|i| self.held_out.window(i)).collect();
         Ok(self.trainer.evaluate(&windows)?)
     }
 
-    fn save(&mut self) -> Outcome {
+    fn save(&mut self) -> CommandResult {
         let title = format!("{}: loss in nats per token", self.trainer.config().name);
         let table = AtomicFile::create(self.folder.table())?;
         files::finish(table, &self.curve.to_csv())?;
@@ -411,7 +411,7 @@ impl Run {
     }
 
     /// Generates a sample with the current model and writes it on a line.
-    fn write_sample(&self) -> Outcome<String> {
+    fn write_sample(&self) -> CommandResult<String> {
         if self.sample.is_empty() {
             return Ok(String::new());
         }
@@ -437,10 +437,10 @@ impl Run {
 }
 
 /// Reads the lines of a file, which must not be empty.
-fn read_lines(path: &Path, most: usize) -> Outcome<String> {
-    let text = Source::file(path)?.read_all(most as u64)?;
+fn read_lines(path: &Path, most: usize) -> CommandResult<String> {
+    let text = TextSource::file(path)?.read_all(most as u64)?;
     if text.trim().is_empty() {
-        return Err(Failure::error(format_args!(
+        return Err(CommandError::error(format_args!(
             "{}: is empty: it needs texts, one in each line",
             path.display()
         )));
@@ -449,9 +449,9 @@ fn read_lines(path: &Path, most: usize) -> Outcome<String> {
 }
 
 /// Returns the text that a model generates after `prompt`.
-fn sample(model: Arc<Model>, adapters: Vec<ScaledAdapter>, prompt: &str) -> Outcome<String> {
+fn sample(model: Arc<Model>, adapters: Vec<ScaledAdapter>, prompt: &str) -> CommandResult<String> {
     let tokens = model.tokenizer()?.tokenize(prompt, true, false);
-    let tokens = tokens.map_err(Failure::error)?;
+    let tokens = tokens.map_err(CommandError::error)?;
     let options = ContextOptions {
         adapters,
         ..ContextOptions::default()
@@ -462,7 +462,7 @@ fn sample(model: Arc<Model>, adapters: Vec<ScaledAdapter>, prompt: &str) -> Outc
         seed: 1,
         ..SamplerParams::default()
     })
-    .map_err(Failure::error)?;
+    .map_err(CommandError::error)?;
     let options = GenerateOptions {
         max_tokens: Some(100),
         ..GenerateOptions::default()
@@ -475,12 +475,12 @@ fn sample(model: Arc<Model>, adapters: Vec<ScaledAdapter>, prompt: &str) -> Outc
     Ok(text)
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
         match error {
             Error::Core(error) => error.into(),
             Error::Model(error) => error.into(),
-            error => Failure::error(error),
+            error => CommandError::error(error),
         }
     }
 }

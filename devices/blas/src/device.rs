@@ -18,31 +18,31 @@ const MIN_EXTENT: usize = 32;
 /// take a moment to load and start threads.
 #[derive(Default)]
 pub struct BlasBackend {
-    found: OnceLock<Found>,
+    discovery: OnceLock<CblasDiscovery>,
 }
 
 #[derive(Default)]
-struct Found {
+struct CblasDiscovery {
     library: Option<Arc<Cblas>>,
     devices: Vec<Arc<dyn Device>>,
     rejected: Vec<Rejected>,
 }
 
 impl BlasBackend {
-    fn found(&self) -> &Found {
-        self.found.get_or_init(|| match Cblas::find() {
-            Ok(library) => Found {
+    fn discovery(&self) -> &CblasDiscovery {
+        self.discovery.get_or_init(|| match Cblas::find() {
+            Ok(library) => CblasDiscovery {
                 library: Some(Arc::clone(&library)),
                 devices: vec![Arc::new(BlasDevice { library })],
-                ..Found::default()
+                ..CblasDiscovery::default()
             },
             Err(rejected) => {
                 for Rejected { what, why, .. } in rejected.iter().filter(|r| r.named) {
                     tracing::warn!("{what} cannot be used: {why}");
                 }
-                Found {
+                CblasDiscovery {
                     rejected,
-                    ..Found::default()
+                    ..CblasDiscovery::default()
                 }
             }
         })
@@ -55,11 +55,11 @@ impl Backend for BlasBackend {
     }
 
     fn devices(&self) -> &[Arc<dyn Device>] {
-        &self.found().devices
+        &self.discovery().devices
     }
 
     fn features(&self) -> Vec<(String, String)> {
-        let library = self.found().library.iter();
+        let library = self.discovery().library.iter();
         library
             .flat_map(|library| {
                 [
@@ -76,7 +76,7 @@ impl Backend for BlasBackend {
     }
 
     fn rejected(&self) -> Vec<Rejected> {
-        self.found().rejected.clone()
+        self.discovery().rejected.clone()
     }
 }
 
@@ -207,23 +207,23 @@ struct BlasStream {
 }
 
 /// A node, ready to run.
-struct Step {
+struct BlasCall {
     node: TensorId,
     product: Product,
-    a: Operand,
-    b: Operand,
-    c: Operand,
-    scratch: Option<Operand>,
+    a: HostOperand,
+    b: HostOperand,
+    c: HostOperand,
+    scratch: Option<HostOperand>,
 }
 
 /// A tensor in host memory.
-struct Operand {
+struct HostOperand {
     memory: Arc<HostMemory>,
     offset: usize,
     layout: Layout,
 }
 
-impl Operand {
+impl HostOperand {
     fn new(place: &TensorRef) -> Result<Self> {
         let memory = place.buffer.host().ok_or_else(|| {
             Error::unsupported(
@@ -241,7 +241,7 @@ impl Operand {
                 "a tensor of {bytes} bytes at {offset} is outside of its buffer"
             )));
         }
-        Ok(Operand {
+        Ok(HostOperand {
             memory: Arc::clone(memory),
             offset,
             layout: place.slot.layout,
@@ -260,7 +260,7 @@ impl Operand {
 }
 
 struct PreparedBlas {
-    steps: Vec<Step>,
+    steps: Vec<BlasCall>,
     memory: MemorySet,
 }
 
@@ -270,7 +270,7 @@ impl Prepared for PreparedBlas {
     }
 }
 
-impl Step {
+impl BlasCall {
     /// Computes the node.
     ///
     /// # Safety
@@ -340,11 +340,11 @@ impl Stream for BlasStream {
         for node in work.computed() {
             let product = product(node)
                 .map_err(|reason| Error::unsupported("blas", node.op().name(), reason))?;
-            let operand = |index: usize| -> Result<Operand> {
+            let operand = |index: usize| -> Result<HostOperand> {
                 let source = node
                     .source(index)
                     .ok_or_else(|| Error::invalid("mul_mat without its sources"))?;
-                Operand::new(work.place(source.id())?)
+                HostOperand::new(work.place(source.id())?)
             };
             let scratch = match scratch_bytes(node) {
                 0 => None,
@@ -354,15 +354,15 @@ impl Stream for BlasStream {
                         .filter(|workspace| workspace.layout().bytes() >= needed);
                     let workspace = workspace
                         .ok_or_else(|| Error::invalid("the workspace is missing or too small"))?;
-                    Some(Operand::new(workspace)?)
+                    Some(HostOperand::new(workspace)?)
                 }
             };
-            let step = Step {
+            let step = BlasCall {
                 node: node.id(),
                 product,
                 a: operand(0)?,
                 b: operand(1)?,
-                c: Operand::new(work.place(node.id())?)?,
+                c: HostOperand::new(work.place(node.id())?)?,
                 scratch,
             };
             memory.add(&step.a.memory, Access::Read)?;

@@ -82,7 +82,7 @@ fn peaks(isa: Isa, threads: usize) -> Peaks {
         let barrier = Barrier::new(threads);
         std::thread::scope(|scope| {
             let run = || {
-                let buffer = Buffer::new(bytes);
+                let buffer = BandwidthBuffer::new(bytes);
                 let mut rates = [0.0; TRIES];
                 for (number, rate) in rates.iter_mut().enumerate() {
                     barrier.wait();
@@ -116,7 +116,7 @@ fn peaks(isa: Isa, threads: usize) -> Peaks {
 /// speed.
 pub struct Probe {
     isa: Isa,
-    buffer: Buffer,
+    buffer: BandwidthBuffer,
 }
 
 impl Probe {
@@ -129,7 +129,7 @@ impl Probe {
         let free = crate::machine::memory().free.unwrap_or(usize::MAX);
         Probe {
             isa: tune::detect(None),
-            buffer: Buffer::new(Self::BYTES.min(free / 8)),
+            buffer: BandwidthBuffer::new(Self::BYTES.min(free / 8)),
         }
     }
 
@@ -165,16 +165,16 @@ fn per_second(work: impl FnOnce() -> f64) -> f64 {
 
 /// Memory to read, allocated like weights, in large pages if available. Empty if there is too
 /// little memory.
-struct Buffer(Option<Arc<HostMemory>>, usize);
+struct BandwidthBuffer(Option<Arc<HostMemory>>, usize);
 
-impl Buffer {
+impl BandwidthBuffer {
     fn new(bytes: usize) -> Self {
         let memory = HostMemory::allocate(bytes, "cpu", "measuring").ok();
         if let Some(memory) = &memory {
             // Pages that were never written all map to the same page.
             let _ = memory.fill(0, bytes, 1);
         }
-        Buffer(memory, bytes)
+        BandwidthBuffer(memory, bytes)
     }
 
     fn bytes(&self) -> &[u8] {

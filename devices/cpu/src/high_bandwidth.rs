@@ -148,7 +148,7 @@ mod memkind {
                 asked: size,
                 free: None,
             })?;
-            let owner = Piece {
+            let owner = MemkindAllocation {
                 memkind: Arc::clone(self),
                 base,
             };
@@ -162,17 +162,17 @@ mod memkind {
     }
 
     /// Memory of the library, freed on drop.
-    struct Piece {
+    struct MemkindAllocation {
         memkind: Arc<Memkind>,
         base: NonNull<u8>,
     }
 
     // SAFETY: the memory belongs to no thread, so any thread may free it.
-    unsafe impl Send for Piece {}
+    unsafe impl Send for MemkindAllocation {}
     // SAFETY: a shared piece offers no operations.
-    unsafe impl Sync for Piece {}
+    unsafe impl Sync for MemkindAllocation {}
 
-    impl Drop for Piece {
+    impl Drop for MemkindAllocation {
         fn drop(&mut self) {
             // SAFETY: the library gave this address for this kind, and it is freed once.
             unsafe { (self.memkind.free)(self.memkind.kind, self.base.as_ptr().cast()) }

@@ -41,10 +41,10 @@ impl Kernel {
 }
 
 /// Reason for the lack of a kernel.
-pub(crate) type Reason = Cow<'static, str>;
+pub(crate) type UnsupportedKernel = Cow<'static, str>;
 
 /// Refuses sources whose rows have gaps.
-pub(crate) fn dense_rows(node: Node<'_>, source: usize) -> Result<(), Reason> {
+pub(crate) fn dense_rows(node: Node<'_>, source: usize) -> Result<(), UnsupportedKernel> {
     match node.source_layout(source) {
         Some(layout) if !layout.has_contiguous_rows() => {
             Err(format!("the rows of source {source} have gaps").into())
@@ -54,7 +54,7 @@ pub(crate) fn dense_rows(node: Node<'_>, source: usize) -> Result<(), Reason> {
 }
 
 /// Refuses types that cannot be decoded.
-pub(crate) fn decodable(dtype: DType) -> Result<(), Reason> {
+pub(crate) fn decodable(dtype: DType) -> Result<(), UnsupportedKernel> {
     if samite_quant::can_decode(dtype) {
         Ok(())
     } else {

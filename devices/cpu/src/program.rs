@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Phases of one node.
-struct Step {
+struct NodePhases {
     id: TensorId,
     phases: Range<usize>,
     /// Operation and name, for errors.
@@ -28,7 +28,7 @@ struct Step {
 pub(crate) struct Program {
     device: Box<str>,
     threads: usize,
-    steps: Vec<Step>,
+    steps: Vec<NodePhases>,
     phases: Vec<Phase>,
     memory: MemorySet,
     any_shared: bool,
@@ -85,7 +85,7 @@ impl Program {
         Program {
             device: device.into(),
             threads,
-            steps: vec![Step {
+            steps: vec![NodePhases {
                 id: TensorId::from_index(0),
                 phases: 0..1,
                 label: "".into(),
@@ -208,7 +208,7 @@ impl Program {
                 None => self.phases.extend(phases),
             }
         }
-        self.steps.push(Step {
+        self.steps.push(NodePhases {
             id: node.id(),
             phases: first..self.phases.len(),
             label: format!("{} '{}'", node.op().name(), node.tensor().name).into(),

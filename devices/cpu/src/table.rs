@@ -1,6 +1,6 @@
 //! The table of kernels. Operations without an entry are unsupported, and every entry can be built.
 
-use crate::kernel::{Kernel, Reason, dense_rows};
+use crate::kernel::{Kernel, UnsupportedKernel, dense_rows};
 use crate::kernels::{
     attention, backward, convolution, copy, delta, elementwise, experts, formula, glu, indexer,
     matmul, out_prod, reduce, rope, rows, shape, softmax, sort, state, training,
@@ -11,7 +11,7 @@ use samite_core::formula::is_formula;
 use samite_core::{Layout, Node, Op, Result};
 
 /// Returns the kernel for a node, from its operation, types and layouts.
-pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     aligned(node.layout())?;
     let sources = (0..node.tensor().sources.len()).filter_map(|i| node.source_layout(i));
     for layout in sources {
@@ -100,7 +100,7 @@ pub(crate) fn kernel_for(node: Node<'_>) -> Result<Kernel, Reason> {
 }
 
 /// Refuses packed weights except as a whole, in products and row lookups.
-fn only_where_known(node: Node<'_>, source: usize) -> Result<(), Reason> {
+fn only_where_known(node: Node<'_>, source: usize) -> Result<(), UnsupportedKernel> {
     if !packed::is_packed(node, source) {
         return Ok(());
     }
@@ -119,7 +119,7 @@ fn only_where_known(node: Node<'_>, source: usize) -> Result<(), Reason> {
 }
 
 /// Checks that elements and blocks are aligned, and that blocks have no gaps.
-fn aligned(layout: &Layout) -> Result<(), Reason> {
+fn aligned(layout: &Layout) -> Result<(), UnsupportedKernel> {
     let alignment = alignment(layout.dtype());
     if !layout.strides().iter().all(|s| s.is_multiple_of(alignment)) {
         return Err("strides are not multiples of the element's alignment".into());

@@ -2,8 +2,8 @@
 //! them.
 //!
 //! Processors with the same instructions differ in the fastest way to read memory and in their
-//! multiplication units. Each [`Choice`] is therefore measured on first use, in milliseconds, and
-//! cached in a file per processor model. Results never depend on a choice.
+//! multiplication units. Each [`ImplementationChoice`] is therefore measured on first use, in
+//! milliseconds, and cached in a file per processor model. Results never depend on a choice.
 
 use crate::activations::ActivationForm;
 use crate::detect::{Isa, IsaLevel};
@@ -35,7 +35,7 @@ pub(crate) fn detect(limit: Option<IsaLevel>) -> Isa {
 }
 
 /// A choice between implementations with the same results.
-pub(crate) trait Choice: Copy + PartialEq + fmt::Display + 'static {
+pub(crate) trait ImplementationChoice: Copy + PartialEq + fmt::Display + 'static {
     const NAME: &'static str;
     /// Choice unless another one is clearly faster.
     const DEFAULT: Self;
@@ -68,11 +68,11 @@ impl fmt::Display for Source {
 }
 
 /// Returns the choice for an instruction set.
-pub(crate) fn choose<C: Choice>(isa: Isa) -> C {
+pub(crate) fn choose<C: ImplementationChoice>(isa: Isa) -> C {
     choose_from::<C>(isa).0
 }
 
-fn choose_from<C: Choice>(isa: Isa) -> (C, Source) {
+fn choose_from<C: ImplementationChoice>(isa: Isa) -> (C, Source) {
     let mut settled = C::settled().lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, choice, source)) = settled.iter().find(|(other, ..)| *other == isa) {
         return (*choice, *source);
@@ -82,7 +82,7 @@ fn choose_from<C: Choice>(isa: Isa) -> (C, Source) {
     (choice, source)
 }
 
-fn find<C: Choice>(isa: Isa) -> (C, Source) {
+fn find<C: ImplementationChoice>(isa: Isa) -> (C, Source) {
     let variable = std::env::var(TUNING_VARIABLE).unwrap_or_default();
     match given::<C>(&variable) {
         Wish::Default => return (C::DEFAULT, Source::Default),
@@ -121,7 +121,7 @@ enum Wish<'a, C> {
     Wrong(&'a str),
 }
 
-fn given<C: Choice>(variable: &str) -> Wish<'_, C> {
+fn given<C: ImplementationChoice>(variable: &str) -> Wish<'_, C> {
     let words = variable.split_whitespace();
     let mut wish = Wish::Nothing;
     for word in words {
@@ -139,7 +139,7 @@ fn given<C: Choice>(variable: &str) -> Wish<'_, C> {
     wish
 }
 
-fn kept<C: Choice>((folder, file): (PathBuf, String)) -> Option<C> {
+fn kept<C: ImplementationChoice>((folder, file): (PathBuf, String)) -> Option<C> {
     C::parse(
         std::fs::read_to_string(folder.join(file + C::NAME))
             .ok()?
@@ -232,7 +232,7 @@ impl fmt::Display for Readings {
     }
 }
 
-impl Choice for Readings {
+impl ImplementationChoice for Readings {
     const NAME: &'static str = "reading";
     const DEFAULT: Self = Readings::DEFAULT;
 
@@ -252,7 +252,7 @@ impl Choice for Readings {
         }
         let mut best = Readings::DEFAULT;
         for (default, columns) in best.0.iter_mut().zip([1, 4, 8]) {
-            let work = Work::new(isa, DType::Q4_0, [2048, BYTES / 1152], columns)?;
+            let work = TimedProduct::new(isa, DType::Q4_0, [2048, BYTES / 1152], columns)?;
             let ways = Reading::ALL.map(|reading| {
                 let work = &work;
                 move || {
@@ -282,7 +282,7 @@ impl fmt::Display for Crossing {
     }
 }
 
-impl Choice for Crossing {
+impl ImplementationChoice for Crossing {
     const NAME: &'static str = "crossed";
     const DEFAULT: Self = Crossing(false);
 
@@ -296,7 +296,7 @@ impl Choice for Crossing {
 
     fn measure(isa: Isa) -> Option<Self> {
         const COLUMNS: usize = 240;
-        let work = |isa| Work::new(isa, DType::F16, [1024, 4 * packed::PANEL], COLUMNS);
+        let work = |isa| TimedProduct::new(isa, DType::F16, [1024, 4 * packed::PANEL], COLUMNS);
         let (straight, crossed) = (work(isa)?, work(isa.crossed()?)?);
         let ways = [&straight, &crossed].map(|work| move || work.run(Reading::DEFAULT));
         Some(Crossing(fastest(&ways, 0) == 1))
@@ -326,7 +326,7 @@ fn fastest(ways: &[impl Fn() -> Duration], default: usize) -> usize {
 }
 
 /// A product to time.
-struct Work {
+struct TimedProduct {
     product: PackedProduct,
     /// Kept only because the product has its address.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
@@ -337,7 +337,7 @@ struct Work {
     _places: [Arc<HostMemory>; 2],
 }
 
-impl Work {
+impl TimedProduct {
     /// Creates a product of `rows` packed rows of `k` elements. Returns `None` without memory or
     /// such a product.
     fn new(isa: Isa, dtype: DType, [k, rows]: [usize; 2], columns: usize) -> Option<Self> {
@@ -367,7 +367,7 @@ impl Work {
             let out = out.base().as_ptr().cast::<f32>().wrapping_add(c * rows);
             Column { x: to, out }
         });
-        Some(Work {
+        Some(TimedProduct {
             product,
             panel: Panel {
                 weights: weights.base().as_ptr(),

@@ -6,8 +6,8 @@ use samite_core::{
     MemoryId, Result, Slot, TensorRef, Usage, host_buffer, host_buffer_type,
 };
 use samite_ggml::abi::{Buffer, Tensor};
-use samite_ggml::convert::Reason;
-use samite_ggml::convert::import::{Memory, temporary};
+use samite_ggml::convert::ConversionReason;
+use samite_ggml::convert::import::{TensorMemory, temporary};
 use std::any::Any;
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -20,8 +20,8 @@ pub struct Places {
     nothing: Option<Arc<dyn SamiteBuffer>>,
 }
 
-impl Memory for Places {
-    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, Reason> {
+impl TensorMemory for Places {
+    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, ConversionReason> {
         if layout.is_empty() {
             let nothing = self.nothing.get_or_insert_with(nowhere);
             let slot = Slot { offset: 0, layout };
@@ -48,7 +48,7 @@ impl Memory for Places {
                 };
                 let offset = (tensor.data as usize)
                     .checked_sub(*base)
-                    .ok_or_else(|| Reason::from("a tensor lies before its buffer"))?;
+                    .ok_or_else(|| ConversionReason::from("a tensor lies before its buffer"))?;
                 let slot = Slot { offset, layout };
                 Ok(TensorRef {
                     buffer: Arc::clone(memory),
@@ -59,7 +59,7 @@ impl Memory for Places {
                 // SAFETY: a packed buffer has this context.
                 let Packed(memory) = unsafe { &*buffer.context.cast::<Packed>() };
                 let slot = packed_slot(tensor, layout)
-                    .ok_or_else(|| Reason::from("a tensor lies before its buffer"))?;
+                    .ok_or_else(|| ConversionReason::from("a tensor lies before its buffer"))?;
                 Ok(TensorRef {
                     buffer: Arc::clone(memory),
                     slot,
@@ -72,13 +72,13 @@ impl Memory for Places {
         }
     }
 
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, Reason> {
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason> {
         temporary(layout)
     }
 }
 
 /// Wraps a ggml host buffer in samite's memory. Returns it with its address.
-fn borrow(buffer: *mut Buffer) -> Result<(Arc<dyn SamiteBuffer>, usize), Reason> {
+fn borrow(buffer: *mut Buffer) -> Result<(Arc<dyn SamiteBuffer>, usize), ConversionReason> {
     // SAFETY: the host passes valid buffers; a host buffer has an address.
     let (base, size) = unsafe {
         let get_base = (*buffer).iface.get_base.ok_or("a buffer has no address")?;
@@ -96,8 +96,8 @@ fn borrow(buffer: *mut Buffer) -> Result<(Arc<dyn SamiteBuffer>, usize), Reason>
 #[derive(Default)]
 pub struct Questions;
 
-impl Memory for Questions {
-    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, Reason> {
+impl TensorMemory for Questions {
+    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, ConversionReason> {
         // SAFETY: the host passes valid tensors.
         match unsafe { kind(tensor) } {
             Kind::Packed => Places::default().place(tensor, layout),
@@ -109,7 +109,7 @@ impl Memory for Questions {
         }
     }
 
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, Reason> {
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason> {
         Ok(TensorRef {
             buffer: nowhere(),
             slot: Slot { offset: 0, layout },

@@ -46,7 +46,7 @@ const STREAM: BackendI = BackendI {
 struct Stream {
     /// One lane for each thread count used so far, the current one first. Programs switch between
     /// counts for prompts and single tokens.
-    lanes: Vec<Lane>,
+    lanes: Vec<ThreadLane>,
     abort: Option<Abort>,
     /// Buffer generation for which graphs were prepared.
     generation: u64,
@@ -55,15 +55,15 @@ struct Stream {
 }
 
 /// A stream with a fixed number of threads.
-struct Lane {
+struct ThreadLane {
     device: Arc<CpuDevice>,
     stream: Box<dyn samite_core::Stream>,
-    graphs: Recent<Work>,
+    graphs: Recent<PluginGraph>,
 }
 
-impl Lane {
+impl ThreadLane {
     fn new(device: Arc<CpuDevice>) -> Result<Self> {
-        Ok(Lane {
+        Ok(ThreadLane {
             stream: Arc::clone(&device).open_stream()?,
             device,
             graphs: Recent::default(),
@@ -79,7 +79,7 @@ struct Abort {
 }
 
 /// A prepared graph, with memory for tensors that the host did not place.
-struct Work {
+struct PluginGraph {
     prepared: Box<dyn Prepared>,
     /// Keeps temporary memory alive.
     _places: Vec<Option<TensorRef>>,
@@ -111,7 +111,7 @@ impl RunObserver for Watch {
 impl Stream {
     fn new(device: Arc<CpuDevice>) -> Result<Self> {
         Ok(Stream {
-            lanes: vec![Lane::new(device)?],
+            lanes: vec![ThreadLane::new(device)?],
             abort: None,
             generation: generation(),
             workspace: None,
@@ -125,7 +125,9 @@ impl Stream {
             .position(|lane| lane.device.threads() == threads)
         {
             Some(at) => self.lanes.swap(0, at),
-            None => self.lanes.insert(0, Lane::new(cpu_with_threads(threads))?),
+            None => self
+                .lanes
+                .insert(0, ThreadLane::new(cpu_with_threads(threads))?),
         }
         Ok(())
     }
@@ -141,7 +143,7 @@ impl Stream {
             self.generation = generation;
         }
         let workspace = &mut self.workspace;
-        let Lane {
+        let ThreadLane {
             device,
             stream,
             graphs,
@@ -176,7 +178,7 @@ fn prepare(
     stream: &mut dyn samite_core::Stream,
     workspace: &mut Option<TensorRef>,
     imported: Imported,
-) -> Result<Work> {
+) -> Result<PluginGraph> {
     let Imported {
         graph,
         nodes,
@@ -199,7 +201,7 @@ fn prepare(
         workspace: workspace.as_ref(),
         compiled: None,
     })?;
-    Ok(Work {
+    Ok(PluginGraph {
         prepared,
         _places: places,
     })

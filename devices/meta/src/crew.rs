@@ -9,11 +9,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A job that every member runs.
-pub(crate) type Job = Arc<dyn Fn(usize) -> Result<()> + Send + Sync>;
+pub(crate) type MemberJob = Arc<dyn Fn(usize) -> Result<()> + Send + Sync>;
 
 enum Post {
     Nothing,
-    Job(Job),
+    Job(MemberJob),
     Result(Result<()>),
     End,
 }
@@ -96,7 +96,7 @@ pub(crate) struct Crew {
 }
 
 /// Runs a job. Turns a panic into an error.
-fn done(job: &Job, member: usize) -> Result<()> {
+fn done(job: &MemberJob, member: usize) -> Result<()> {
     catch_unwind(AssertUnwindSafe(|| job(member))).unwrap_or_else(|panic| {
         let what = panic
             .downcast_ref::<&str>()
@@ -156,7 +156,7 @@ impl Crew {
 
     /// Runs a job on every member and waits for all. Returns the result of each member, or `None`
     /// for one that did not return in time; the crew is then lost.
-    pub fn run(&mut self, job: &Job) -> Vec<Option<Result<()>>> {
+    pub fn run(&mut self, job: &MemberJob) -> Vec<Option<Result<()>>> {
         for mailbox in &self.mailboxes {
             mailbox.put(Post::Job(Arc::clone(job)));
         }
@@ -201,7 +201,7 @@ mod tests {
             for round in 0..200 {
                 let worked = Arc::new(AtomicUsize::new(0));
                 let count = Arc::clone(&worked);
-                let job: Job = Arc::new(move |member| {
+                let job: MemberJob = Arc::new(move |member| {
                     count.fetch_add(1 << (8 * member), Ordering::Relaxed);
                     assert!(member != 2 || round != 7, "on purpose");
                     Ok(())
@@ -226,7 +226,7 @@ mod tests {
         let mut crew = Crew::new("test", 2, 0, Duration::from_millis(30)).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
         let receiver = Mutex::new(receiver);
-        let job: Job = Arc::new(move |member| {
+        let job: MemberJob = Arc::new(move |member| {
             if member == 1 {
                 let _ = receiver.lock().unwrap().recv();
             }

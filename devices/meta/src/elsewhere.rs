@@ -22,13 +22,13 @@ struct About {
 }
 
 /// A member as all processes see it. It wraps the device of this process.
-struct Seen {
+struct StandInDevice {
     inner: Arc<dyn Device>,
     name: String,
     about: About,
 }
 
-impl Delegate for Seen {
+impl Delegate for StandInDevice {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.inner
     }
@@ -81,7 +81,7 @@ pub(crate) fn members(
     let told = group.tell(&mine)?;
     let member = |(rank, told): (usize, &Vec<u8>)| {
         let about: About = serde_json::from_slice(told).map_err(strange)?;
-        Ok(Delegating::device(Seen {
+        Ok(Delegating::device(StandInDevice {
             inner: Arc::clone(own),
             name: format!("rank{rank}:{}", about.name),
             about,

@@ -12,7 +12,7 @@ const SHOWN: usize = 8;
 
 /// Number of stored tensors in each state.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Stored {
+pub struct StoredCounts {
     /// Replicated on all members.
     pub mirrored: usize,
     /// Split along dimension 0: columns of a matrix, elements of a vector.
@@ -29,7 +29,7 @@ pub struct Explanation {
     /// Members, with their shares.
     pub members: Vec<(String, f32)>,
     /// Number of stored tensors in each state.
-    pub stored: Stored,
+    pub stored: StoredCounts,
     /// State of each tensor of the graph that the nodes refer to.
     pub states: Vec<Option<State>>,
     /// Tensors that were not in the state that was needed.
@@ -47,7 +47,7 @@ impl MetaDevice {
     /// Returns the errors of [`partition`](MetaDevice::partition).
     pub fn explain(&self, graph: &Graph, nodes: &[TensorId]) -> Result<Explanation> {
         let partition: Partition = self.partition(graph, nodes)?;
-        let mut stored = Stored::default();
+        let mut stored = StoredCounts::default();
         for (tensor, state) in graph.tensors().iter().zip(&partition.states) {
             match (&tensor.stored, state) {
                 (Some(_), Some(State::Split { axis: 0, .. })) => stored.columns += 1,
@@ -76,7 +76,7 @@ impl fmt::Display for Explanation {
             .iter()
             .map(|(name, share)| format!("{name} ({share})"))
             .collect();
-        let Stored {
+        let StoredCounts {
             mirrored,
             columns,
             rows,

@@ -16,12 +16,13 @@ mod stream;
 mod window;
 
 pub use device::{MetaDevice, MetaOptions};
-pub use explain::{Explanation, Stored};
+pub use explain::{Explanation, StoredCounts};
 pub use partition::{
-    Collective, Conversion, Exchange, Input, Leaf, Leaves, Output, Partition, Step, Task,
+    Collective, Conversion, Exchange, Leaf, Leaves, Output, Partition, PartitionStep,
+    ReplicatedInput, Task,
 };
 pub use predict::Prediction;
-pub use state::{Piece, Run, Runs, State, divide, pieces};
+pub use state::{AxisRun, Runs, ShardRange, State, divide, pieces};
 
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -1,6 +1,6 @@
 //! Plans a member's intermediate results, exact to the byte, in one piece of its memory.
 
-use crate::partition::{Partition, Step};
+use crate::partition::{Partition, PartitionStep};
 use samite_core::arena::{Arena, Block};
 use samite_core::{
     BufferType, Device, Error, Graph, Layout, Op, Result, Slot, TensorId, TensorInfo, TensorRef,
@@ -109,7 +109,7 @@ impl LocalPlan {
         let memory = device.buffer_type();
         let mut workspace = 0;
         for step in &partition.steps {
-            if let Step::Run(nodes) = step
+            if let PartitionStep::Run(nodes) = step
                 && !nodes[member].is_empty()
             {
                 workspace = workspace.max(device.workspace(graph, &nodes[member])?);
@@ -141,13 +141,13 @@ impl LocalPlan {
         let base = |id: TensorId| graph.memory_of(id).index();
         for step in &partition.steps {
             match step {
-                Step::Run(nodes) => {
+                PartitionStep::Run(nodes) => {
                     for &id in &nodes[member] {
                         let operands = graph.tensor(id).operands();
                         operands.for_each(|(_, source)| planner.uses[base(source)] += 1);
                     }
                 }
-                Step::Exchange(collective) => {
+                PartitionStep::Exchange(collective) => {
                     if let Some(source) = collective.sources[member] {
                         planner.uses[base(source)] += 1;
                     }
@@ -173,12 +173,12 @@ impl LocalPlan {
         }
         for step in &partition.steps {
             match step {
-                Step::Run(nodes) => {
+                PartitionStep::Run(nodes) => {
                     for &id in &nodes[member] {
                         planner.node(id)?;
                     }
                 }
-                Step::Exchange(collective) => {
+                PartitionStep::Exchange(collective) => {
                     let result = collective.results[member];
                     planner.allocate(result)?;
                     if let Some(source) = collective.sources[member] {

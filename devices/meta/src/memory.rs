@@ -81,7 +81,7 @@ fn sample(info: &TensorInfo<'_>, layout: &Layout) -> Result<Option<(Graph, Tenso
 }
 
 /// The members' shards of a tensor.
-pub(crate) struct Parts {
+pub(crate) struct TensorShards {
     pub state: State,
     /// Memory and layout of each member's shard.
     pub parts: Vec<Option<(Arc<dyn BufferType>, Layout)>>,
@@ -111,7 +111,7 @@ impl MetaMemory {
     }
 
     /// Returns the members' shards of a stored tensor.
-    pub fn parts(&self, info: &TensorInfo<'_>) -> Result<Parts> {
+    pub fn parts(&self, info: &TensorInfo<'_>) -> Result<TensorShards> {
         let state = self.members.state(&info.layout, info.cut);
         let mut parts = Vec::new();
         for (member, device) in self.members.devices.iter().enumerate() {
@@ -121,7 +121,7 @@ impl MetaMemory {
                 Some(layout) => Some((self.memory_of(device, info, &layout)?, layout)),
             });
         }
-        Ok(Parts { state, parts })
+        Ok(TensorShards { state, parts })
     }
 
     /// Returns the memory type of a member for its shard of a tensor.
@@ -159,7 +159,7 @@ impl MetaMemory {
             return buffer.locals(place.slot.offset, stored.name());
         }
         let info = stored.info();
-        let Parts { state, parts } = self.parts(&info)?;
+        let TensorShards { state, parts } = self.parts(&info)?;
         let locals = parts.into_iter().map(|part| {
             let Some((memory, layout)) = part else {
                 return Ok(None);
@@ -400,7 +400,7 @@ impl Buffer for MetaBuffer {
                 )))
             };
         }
-        let Parts { state, parts } = self.buffer_type.parts(info)?;
+        let TensorShards { state, parts } = self.buffer_type.parts(info)?;
         let mut stored = Vec::new();
         let members = &self.buffer_type.members;
         for (number, (device, part)) in members.devices.iter().zip(parts).enumerate() {

@@ -7,7 +7,7 @@
 //! a whole tensor from shards or sums is a [`Collective`]. A conversion is made once and kept for
 //! later users, until a node writes to the converted tensor.
 
-use crate::rules::{Case, Decision, Mode, Operand, decide};
+use crate::rules::{Case, Decision, Mode, SplitOperand, decide};
 use crate::state::{Runs, State};
 use samite_core::{Error, Graph, Layout, Op, OpKind, Result, StoredTensor, TensorId, counted};
 use serde::Serialize;
@@ -66,7 +66,7 @@ pub struct Collective {
 
 /// Steps that the members perform in order.
 #[derive(Clone, Debug)]
-pub enum Step {
+pub enum PartitionStep {
     /// Each member runs these nodes of its graph.
     Run(Vec<Vec<TensorId>>),
     /// All members exchange data.
@@ -94,7 +94,7 @@ pub struct Conversion {
 
 /// A tensor from outside the nodes, which every member gets as a whole before the run.
 #[derive(Clone, Debug)]
-pub struct Input {
+pub struct ReplicatedInput {
     /// The tensor.
     pub tensor: TensorId,
     /// Leaf of each member's graph; `None` for a member that does not need it.
@@ -120,11 +120,11 @@ pub struct Partition {
     /// Graph of each member.
     pub graphs: Vec<Graph>,
     /// Steps of the members.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PartitionStep>,
     /// Conversions of tensors that were in the wrong state.
     pub conversions: Vec<Conversion>,
     /// Tensors from outside.
-    pub inputs: Vec<Input>,
+    pub inputs: Vec<ReplicatedInput>,
     /// Tensors that are needed outside.
     pub outputs: Vec<Output>,
     /// Node from which each computed tensor of a member's graph originates, by member.
@@ -185,15 +185,15 @@ impl Partition {
 
     /// Returns the number of exchanges.
     pub fn exchanges(&self) -> usize {
-        let is_exchange = |step: &&Step| matches!(step, Step::Exchange(_));
+        let is_exchange = |step: &&PartitionStep| matches!(step, PartitionStep::Exchange(_));
         self.steps.iter().filter(is_exchange).count()
     }
 
     /// Returns the bytes of all exchanges in a run.
     pub fn bytes_exchanged(&self) -> usize {
-        let bytes = |step: &Step| match step {
-            Step::Exchange(collective) => collective.layout.bytes(),
-            Step::Run(_) => 0,
+        let bytes = |step: &PartitionStep| match step {
+            PartitionStep::Exchange(collective) => collective.layout.bytes(),
+            PartitionStep::Run(_) => 0,
         };
         self.steps.iter().map(bytes).sum()
     }
@@ -210,8 +210,8 @@ impl Partition {
         }
         for step in &self.steps {
             match step {
-                Step::Run(nodes) => nodes.hash(&mut hasher),
-                Step::Exchange(Collective {
+                PartitionStep::Run(nodes) => nodes.hash(&mut hasher),
+                PartitionStep::Exchange(Collective {
                     exchange,
                     from,
                     results,
@@ -333,7 +333,7 @@ impl<'a> Pass<'a> {
         if self.run.iter().any(|nodes| !nodes.is_empty()) {
             let nodes = std::mem::take(&mut self.run);
             self.run = vec![Vec::new(); nodes.len()];
-            self.made.steps.push(Step::Run(nodes));
+            self.made.steps.push(PartitionStep::Run(nodes));
         }
     }
 
@@ -365,7 +365,7 @@ impl<'a> Pass<'a> {
             .members()
             .map(|member| self.leaf(member, of, &layout))
             .collect::<Result<Vec<_>>>()?;
-        self.made.steps.push(Step::Exchange(Collective {
+        self.made.steps.push(PartitionStep::Exchange(Collective {
             exchange,
             layout,
             from,
@@ -420,7 +420,7 @@ impl<'a> Pass<'a> {
             locals.push(local);
         }
         if leaf.stored.is_none() {
-            self.made.inputs.push(Input {
+            self.made.inputs.push(ReplicatedInput {
                 tensor: id,
                 locals: locals.clone(),
             });
@@ -447,14 +447,14 @@ impl<'a> Pass<'a> {
                 *state = Some(State::Mirrored);
             }
         }
-        let operands: Vec<Option<Operand<'_>>> = tensor
+        let operands: Vec<Option<SplitOperand<'_>>> = tensor
             .sources
             .iter()
             .zip(&states)
             .map(|(source, state)| {
                 let layout = &self.task.graph.tensor((*source)?).layout;
                 let state = state.as_ref()?;
-                Some(Operand { layout, state })
+                Some(SplitOperand { layout, state })
             })
             .collect();
         let case = Case {

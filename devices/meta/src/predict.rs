@@ -3,9 +3,9 @@
 //! exchange.
 
 use crate::comm::{Communicator, ProcessGroup, ThreadGroup};
-use crate::crew::{Crew, Job};
+use crate::crew::{Crew, MemberJob};
 use crate::device::MetaDevice;
-use crate::partition::{Partition, Step};
+use crate::partition::{Partition, PartitionStep};
 use samite_core::{
     CancelToken, DType, Device, Error, Graph, Op, Placed, Result, RunControl, Slot, TensorGroup,
     TensorId, TensorRef, Usage,
@@ -41,13 +41,13 @@ const READS: usize = 3;
 const EXCHANGES: usize = 64;
 
 /// A product that reads a large matrix on one device.
-struct Reading {
+struct BandwidthProbe {
     stream: Box<dyn samite_core::Stream>,
     prepared: Box<dyn samite_core::Prepared>,
     _memory: Vec<TensorGroup>,
 }
 
-impl Reading {
+impl BandwidthProbe {
     fn new(device: &Arc<dyn Device>) -> Result<Self> {
         let [columns, rows] = MATRIX;
         let mut graph = Graph::new();
@@ -88,7 +88,7 @@ impl Reading {
             workspace: workspace.as_ref(),
             compiled: None,
         })?;
-        Ok(Reading {
+        Ok(BandwidthProbe {
             stream,
             prepared,
             _memory: memory,
@@ -169,7 +169,7 @@ impl MetaDevice {
         let mut readings = self
             .members()
             .iter()
-            .map(|member| Reading::new(member).map(Mutex::new))
+            .map(|member| BandwidthProbe::new(member).map(Mutex::new))
             .collect::<Result<Vec<_>>>()?;
         // First each member alone.
         let alone = readings
@@ -185,7 +185,7 @@ impl MetaDevice {
         let readings = Arc::new(readings);
         let mut crew = Crew::new(&self.name, members, self.spins(), self.deadline)?;
         let (their_rates, their_readings) = (Arc::clone(&rates), Arc::clone(&readings));
-        let job: Job = Arc::new(move |member| {
+        let job: MemberJob = Arc::new(move |member| {
             let mut reading = their_readings[member]
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
@@ -208,7 +208,7 @@ impl MetaDevice {
     fn measure_among(&self, group: &ProcessGroup, partition: &Partition) -> Result<Measured> {
         let own = self.here().next();
         let own = own.ok_or_else(|| Error::invalid("a device without members"))?;
-        let mut reading = Reading::new(own)?;
+        let mut reading = BandwidthProbe::new(own)?;
         let mut mine = [0.0; 3];
         for rank in 0..group.size() {
             group.wait_for_all(self.deadline)?;
@@ -237,7 +237,7 @@ impl MetaDevice {
         })
     }
 
-    fn run_all(&self, crew: &mut Crew, job: &Job) -> Result<()> {
+    fn run_all(&self, crew: &mut Crew, job: &MemberJob) -> Result<()> {
         for (member, result) in self.members().iter().zip(crew.run(job)) {
             result.unwrap_or_else(|| {
                 Err(Error::device(
@@ -259,7 +259,7 @@ impl MetaDevice {
         let ends: Vec<_> = group.members().into_iter().map(Mutex::new).collect();
         let took = Arc::new(Mutex::new(0.0));
         let result = Arc::clone(&took);
-        let job: Job = Arc::new(move |member| {
+        let job: MemberJob = Arc::new(move |member| {
             let mut comm = ends[member].lock().unwrap_or_else(PoisonError::into_inner);
             let each = time_exchanges(&mut *comm, numbers)?;
             if member == 0 {
@@ -306,8 +306,8 @@ fn time_exchanges(comm: &mut dyn Communicator, numbers: usize) -> Result<f64> {
 /// Returns the bytes of weights that a member reads.
 fn bytes_of(partition: &Partition, member: usize) -> f64 {
     let nodes = partition.steps.iter().flat_map(|step| match step {
-        Step::Run(nodes) => nodes[member].clone(),
-        Step::Exchange(_) => Vec::new(),
+        PartitionStep::Run(nodes) => nodes[member].clone(),
+        PartitionStep::Exchange(_) => Vec::new(),
     });
     bytes_read(&partition.graphs[member], nodes)
 }

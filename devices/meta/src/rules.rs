@@ -13,12 +13,12 @@ mod shape;
 mod training;
 
 use crate::state::{Runs, State};
-use crate::window::Window;
+use crate::window::ViewWindow;
 use samite_core::{DType, Layout, Op, OpKind};
 
 /// A source of a node, and its state.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operand<'a> {
+pub(crate) struct SplitOperand<'a> {
     pub layout: &'a Layout,
     pub state: &'a State,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Operand<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case<'a> {
     pub op: &'a Op,
-    pub sources: &'a [Option<Operand<'a>>],
+    pub sources: &'a [Option<SplitOperand<'a>>],
     pub result: &'a Layout,
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum Mode {
         pass: usize,
     },
     /// Each member takes a view of its part.
-    View(Box<Window>),
+    View(Box<ViewWindow>),
 }
 
 impl Decision {
@@ -68,7 +68,7 @@ impl Decision {
 
 impl<'a> Case<'a> {
     /// Returns source number `index`, if it exists.
-    fn source(&self, index: usize) -> Option<Operand<'a>> {
+    fn source(&self, index: usize) -> Option<SplitOperand<'a>> {
         self.sources.get(index).copied().flatten()
     }
 
@@ -133,11 +133,11 @@ impl<'a> Case<'a> {
 }
 
 /// Rule for one kind of operation. `None` means that all sources are mirrored.
-type Rule = fn(&Case<'_>) -> Option<Decision>;
+type ShardingRule = fn(&Case<'_>) -> Option<Decision>;
 
 /// Returns the rule of each kind. A kind without one would be computed as a whole; a test checks
 /// that every kind has a rule.
-fn rule(kind: OpKind) -> Option<Rule> {
+fn rule(kind: OpKind) -> Option<ShardingRule> {
     Some(match kind {
         OpKind::Leaf | OpKind::Arange => |_| None,
 

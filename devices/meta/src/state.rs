@@ -6,7 +6,7 @@ use std::fmt;
 
 /// Consecutive elements along an axis that belong to one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Run {
+pub struct AxisRun {
     /// Index of the member.
     pub member: usize,
     /// Number of elements.
@@ -16,11 +16,11 @@ pub struct Run {
 /// Assignment of the elements along an axis to members, in order. Adjacent runs of one member are
 /// merged and none is empty, so equal lists mean equal divisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Runs(Vec<Run>);
+pub struct Runs(Vec<AxisRun>);
 
-impl FromIterator<Run> for Runs {
-    fn from_iter<I: IntoIterator<Item = Run>>(list: I) -> Self {
-        let mut runs: Vec<Run> = Vec::new();
+impl FromIterator<AxisRun> for Runs {
+    fn from_iter<I: IntoIterator<Item = AxisRun>>(list: I) -> Self {
+        let mut runs: Vec<AxisRun> = Vec::new();
         for run in list.into_iter().filter(|run| run.len > 0) {
             match runs.last_mut() {
                 Some(last) if last.member == run.member => last.len += run.len,
@@ -36,12 +36,12 @@ impl Runs {
     pub fn in_order(lens: &[usize]) -> Self {
         lens.iter()
             .enumerate()
-            .map(|(member, &len)| Run { member, len })
+            .map(|(member, &len)| AxisRun { member, len })
             .collect()
     }
 
     /// Returns the runs.
-    pub fn iter(&self) -> impl Iterator<Item = Run> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = AxisRun> + '_ {
         self.0.iter().copied()
     }
 
@@ -75,7 +75,7 @@ impl Runs {
     /// Multiplies the length of each run by `factor`.
     #[must_use]
     pub fn times(&self, factor: usize) -> Self {
-        let longer = |run: Run| Run {
+        let longer = |run: AxisRun| AxisRun {
             len: run.len * factor,
             ..run
         };
@@ -87,7 +87,7 @@ impl Runs {
         self.iter()
             .map(|run| {
                 let whole = unit > 0 && run.len.is_multiple_of(unit);
-                whole.then(|| Run {
+                whole.then(|| AxisRun {
                     len: run.len / unit,
                     ..run
                 })
@@ -99,10 +99,10 @@ impl Runs {
     #[must_use]
     pub fn window(&self, start: usize, len: usize) -> Self {
         let mut at = 0;
-        let cut = |run: Run| {
+        let cut = |run: AxisRun| {
             let (from, to) = (at.max(start), (at + run.len).min(start + len));
             at += run.len;
-            Run {
+            AxisRun {
                 len: to.saturating_sub(from),
                 ..run
             }
@@ -219,7 +219,7 @@ impl fmt::Display for State {
 
 /// Consecutive bytes of a contiguous tensor that belong to one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct ShardRange {
     /// Index of the member.
     pub member: usize,
     /// Offset in the member's shard.
@@ -238,7 +238,7 @@ pub fn pieces(
     runs: &Runs,
     from: usize,
     to: usize,
-    mut each: impl FnMut(Piece) -> Result<()>,
+    mut each: impl FnMut(ShardRange) -> Result<()>,
 ) -> Result<()> {
     let dtype = layout.dtype();
     let blocks = |len: usize| match axis {
@@ -253,13 +253,13 @@ pub fn pieces(
     // For each run: its member, length in bytes, and offset in a row of the member's shard.
     let members = runs.iter().map(|run| run.member + 1).max().unwrap_or(0);
     let mut lens = vec![0; members];
-    let starts: Vec<(Run, usize)> = runs
+    let starts: Vec<(AxisRun, usize)> = runs
         .iter()
         .map(|run| {
             let len = blocks(run.len) * inner;
             let start = lens[run.member];
             lens[run.member] += len;
-            (Run { len, ..run }, start)
+            (AxisRun { len, ..run }, start)
         })
         .collect();
     for row in from / whole..to.div_ceil(whole) {
@@ -267,7 +267,7 @@ pub fn pieces(
         for (run, start) in &starts {
             let (first, last) = (at.max(from), (at + run.len).min(to));
             if first < last {
-                each(Piece {
+                each(ShardRange {
                     member: run.member,
                     local: row * lens[run.member] + start + (first - at),
                     global: first,
@@ -309,7 +309,7 @@ mod tests {
 
     fn runs(list: &[(usize, usize)]) -> Runs {
         list.iter()
-            .map(|&(member, len)| Run { member, len })
+            .map(|&(member, len)| AxisRun { member, len })
             .collect()
     }
 

@@ -2,9 +2,9 @@
 //! of the nodes in order and exchanges data with the others.
 
 use crate::comm::{Communicator, ProcessGroup, ThreadGroup, grow};
-use crate::crew::{Crew, Job};
+use crate::crew::{Crew, MemberJob};
 use crate::device::MetaDevice;
-use crate::partition::{Collective, Exchange, Step};
+use crate::partition::{Collective, Exchange, PartitionStep};
 use crate::state::{Runs, State, pieces};
 use samite_core::{
     CancelToken, Device, Error, Layout, Placed, Prepared, Result, RunControl, Stream, TensorId,
@@ -17,12 +17,12 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 struct Seat {
     stream: Box<dyn Stream>,
     comm: Box<dyn Communicator>,
-    scratch: Scratch,
+    scratch: HostScratch,
 }
 
 /// Host memory that stops growing once every step has run.
 #[derive(Default)]
-struct Scratch {
+struct HostScratch {
     bytes: Vec<u8>,
     whole: Vec<u8>,
     numbers: Vec<f32>,
@@ -134,7 +134,7 @@ impl MetaStream {
                 Ok(Mutex::new(Seat {
                     stream: Arc::clone(member).open_stream()?,
                     comm,
-                    scratch: Scratch::default(),
+                    scratch: HostScratch::default(),
                 }))
             })
             .collect::<Result<_>>()?;
@@ -269,8 +269,8 @@ impl Stream for MetaStream {
             }
             for step in &partition.steps {
                 match step {
-                    Step::Run(nodes) if nodes[member].is_empty() => {}
-                    Step::Run(nodes) => {
+                    PartitionStep::Run(nodes) if nodes[member].is_empty() => {}
+                    PartitionStep::Run(nodes) => {
                         let prepared = seat.stream.prepare(Placed {
                             graph,
                             nodes: &nodes[member],
@@ -280,7 +280,7 @@ impl Stream for MetaStream {
                         })?;
                         actions.push(Action::Run(prepared));
                     }
-                    Step::Exchange(collective) => {
+                    PartitionStep::Exchange(collective) => {
                         actions.push(self.exchange(collective, member, &places)?);
                     }
                 }
@@ -344,7 +344,7 @@ impl Stream for MetaStream {
         let (seats, actions) = (Arc::clone(&self.seats), Arc::clone(&prepared.actions));
         let (device, cancel) = (Arc::clone(&self.device), control.cancel.clone());
         let group = self.group.clone();
-        let job: Job = Arc::new(move |number| {
+        let job: MemberJob = Arc::new(move |number| {
             let result = take(&seats[number], &device).and_then(|mut seat| {
                 let mut actions = take(&actions[number], &device)?;
                 seat.work(&mut actions, &cancel)
@@ -519,7 +519,7 @@ impl Gather {
         &self,
         stream: &mut dyn Stream,
         comm: &mut dyn Communicator,
-        scratch: &'a mut Scratch,
+        scratch: &'a mut HostScratch,
     ) -> Result<&'a [u8]> {
         let (counts, layout) = (&self.counts, &self.layout);
         let own = counts[comm.rank()];

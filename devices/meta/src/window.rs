@@ -9,7 +9,7 @@ use samite_core::{DIMS, Layout, Op, Shape};
 
 /// A view along the axes of its source.
 #[derive(Clone, Debug)]
-pub(crate) struct Window {
+pub(crate) struct ViewWindow {
     /// For each dimension of the view: the source's axis, and the number of its elements (blocks on
     /// axis 0) per step.
     steps: [Option<(usize, usize)>; DIMS],
@@ -53,7 +53,7 @@ fn nested(layout: &Layout) -> Option<Vec<(usize, usize, usize)>> {
     apart.then_some(axes)
 }
 
-impl Window {
+impl ViewWindow {
     /// Returns the view that `op` makes of a split source. Returns `None` if its parts are not
     /// views of the source's parts.
     pub fn for_op(op: &Op, source: &Layout, axis: usize, runs: &Runs) -> Option<Self> {
@@ -119,7 +119,7 @@ impl Window {
         };
         let source_units = runs.in_units(unit)?;
         let window = source_units.window(start[axis] / unit, extent_of(split));
-        (window.total() == extent_of(split)).then_some(Window {
+        (window.total() == extent_of(split)).then_some(ViewWindow {
             steps,
             start,
             shape,

@@ -77,15 +77,15 @@ pub fn start(
 /// Combines two transports: exchanges go through `memory`, and `launched`, which knows the
 /// launcher, ends the processes together.
 pub fn beside(memory: Box<dyn Transport>, launched: Box<dyn Transport>) -> Box<dyn Transport> {
-    Box::new(Beside { memory, launched })
+    Box::new(CombinedTransport { memory, launched })
 }
 
-struct Beside {
+struct CombinedTransport {
     memory: Box<dyn Transport>,
     launched: Box<dyn Transport>,
 }
 
-impl Transport for Beside {
+impl Transport for CombinedTransport {
     fn name(&self) -> String {
         format!("{}, {}", self.memory.name(), self.launched.name())
     }

@@ -1,14 +1,14 @@
 //! Arguments of a kernel: operands to read and a result to write.
 
 use crate::value::{
-    Blocks, Grid, decode, decode_integers, encode, encode_integers, gathered, kept_as, read_blocks,
-    room, write_blocks,
+    Grid, TensorBlocks, decode, decode_integers, encode, encode_integers, gathered, kept_as,
+    read_blocks, room, write_blocks,
 };
 use samite_core::{Error, Op, Result, TensorId, TensorRef};
 use std::sync::Arc;
 
 /// A tensor with its name, for errors.
-pub(crate) struct Operand {
+pub(crate) struct NamedTensor {
     pub name: String,
     pub tensor: TensorRef,
 }
@@ -18,13 +18,13 @@ pub(crate) struct Call {
     pub device: Arc<str>,
     pub op: Op,
     pub id: TensorId,
-    pub sources: Vec<Option<Operand>>,
-    pub result: Operand,
+    pub sources: Vec<Option<NamedTensor>>,
+    pub result: NamedTensor,
 }
 
 impl Call {
     /// Returns operand number `index`. Shape inference guarantees that required ones are present.
-    pub fn source(&self, index: usize) -> Result<&Operand> {
+    pub fn source(&self, index: usize) -> Result<&NamedTensor> {
         self.optional(index).ok_or_else(|| {
             Error::invalid(format!(
                 "{} '{}': source {index} is missing",
@@ -34,7 +34,7 @@ impl Call {
         })
     }
 
-    fn optional(&self, index: usize) -> Option<&Operand> {
+    fn optional(&self, index: usize) -> Option<&NamedTensor> {
         self.sources.get(index).and_then(Option::as_ref)
     }
 
@@ -69,7 +69,7 @@ impl Call {
     }
 
     /// Returns the blocks of an operand, without decoding.
-    pub fn blocks(&self, index: usize) -> Result<Blocks> {
+    pub fn blocks(&self, index: usize) -> Result<TensorBlocks> {
         read_blocks(&self.source(index)?.tensor)
     }
 

@@ -12,21 +12,21 @@ use std::sync::Arc;
 /// Kernels of a sequence of nodes.
 pub(crate) struct CompiledNodes {
     device: Arc<str>,
-    nodes: Vec<(Kind, Kernel)>,
+    nodes: Vec<(KernelKey, Kernel)>,
 }
 
 /// Key of a kernel: parameters and types, but no extents of operands.
 #[derive(Debug, PartialEq)]
-struct Kind {
+struct KernelKey {
     op: Op,
     result: DType,
     sources: Vec<Option<DType>>,
 }
 
-impl Kind {
+impl KernelKey {
     fn from_node(node: Node<'_>) -> Self {
         let sources = 0..node.tensor().sources.len();
-        Kind {
+        KernelKey {
             op: *node.op(),
             result: node.dtype(),
             sources: sources
@@ -55,7 +55,7 @@ impl CompiledNodes {
             && known.nodes.len() == computed().count()
             && computed()
                 .zip(&known.nodes)
-                .all(|(node, (kind, _))| Kind::from_node(node) == *kind)
+                .all(|(node, (kind, _))| KernelKey::from_node(node) == *kind)
         {
             return Ok(Arc::clone(earlier));
         }
@@ -63,7 +63,7 @@ impl CompiledNodes {
         let nodes = computed()
             .map(|node| {
                 cancel.check()?;
-                Ok((Kind::from_node(node), kernel_of(device, node)?))
+                Ok((KernelKey::from_node(node), kernel_of(device, node)?))
             })
             .collect::<Result<_>>()?;
         Ok(Arc::new(CompiledNodes {
@@ -76,7 +76,7 @@ impl CompiledNodes {
     /// compiled.
     pub fn kernel(&self, number: usize, node: Node<'_>) -> Result<Kernel> {
         match self.nodes.get(number) {
-            Some((kind, kernel)) if *kind == Kind::from_node(node) => Ok(kernel.clone()),
+            Some((kind, kernel)) if *kind == KernelKey::from_node(node) => Ok(kernel.clone()),
             _ => Err(Error::invalid(format!(
                 "{node:?} is not what {} compiled at this place",
                 self.device

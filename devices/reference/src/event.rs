@@ -1,7 +1,7 @@
 //! Events: points in the queue of a stream.
 
 use crate::fault::FaultPlan;
-use crate::queue::Point;
+use crate::queue::QueuePoint;
 use samite_core::{Event, Result};
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ pub(crate) struct ReferenceEvent {
     /// Name of the device, which distinguishes events of different devices.
     pub device: Arc<str>,
     pub faults: Option<Arc<FaultPlan>>,
-    point: Mutex<Option<Point>>,
+    point: Mutex<Option<QueuePoint>>,
 }
 
 impl ReferenceEvent {
@@ -25,11 +25,11 @@ impl ReferenceEvent {
         }
     }
 
-    pub fn set(&self, point: Option<Point>) {
+    pub fn set(&self, point: Option<QueuePoint>) {
         *self.point.lock().unwrap_or_else(PoisonError::into_inner) = point;
     }
 
-    pub fn point(&self) -> Option<Point> {
+    pub fn point(&self) -> Option<QueuePoint> {
         self.point
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

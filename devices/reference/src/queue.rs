@@ -18,44 +18,44 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
-type Job = Box<dyn FnOnce() -> Result<()> + Send>;
+type QueuedJob = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// Jobs that a thread runs in order. After a failure, jobs are skipped until the failure is
 /// reported.
 pub(crate) struct Queue {
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<QueuedJob>>,
     worker: Option<JoinHandle<()>>,
-    progress: Arc<Progress>,
+    progress: Arc<QueueProgress>,
     /// Number of jobs submitted.
     submitted: u64,
 }
 
 #[derive(Default)]
-struct Progress {
-    state: Mutex<State>,
+struct QueueProgress {
+    state: Mutex<ProgressState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ProgressState {
     /// Number of jobs done or skipped.
     done: u64,
     /// The first unreported failure, with the number of jobs up to and including it.
     failed: Option<(u64, Error)>,
 }
 
-impl Progress {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl QueueProgress {
+    fn lock(&self) -> MutexGuard<'_, ProgressState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait_until(&self, jobs: u64) -> MutexGuard<'_, State> {
+    fn wait_until(&self, jobs: u64) -> MutexGuard<'_, ProgressState> {
         self.changed
             .wait_while(self.lock(), |state| state.done < jobs)
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn perform(&self, job: Job) {
+    fn perform(&self, job: QueuedJob) {
         let skip = self.lock().failed.is_some();
         let result = if skip { Ok(()) } else { job() };
         let mut state = self.lock();
@@ -131,8 +131,8 @@ impl Latch {
 impl Queue {
     /// Starts the thread.
     pub fn start(name: &str, latch: Option<Arc<Latch>>) -> Result<Self> {
-        let (jobs, received) = channel::<Job>();
-        let progress = Arc::new(Progress::default());
+        let (jobs, received) = channel::<QueuedJob>();
+        let progress = Arc::new(QueueProgress::default());
         let worker = Builder::new()
             .name(name.to_owned())
             .spawn({
@@ -166,8 +166,8 @@ impl Queue {
     }
 
     /// Returns the current end of the queue.
-    pub fn end(&self) -> Point {
-        Point {
+    pub fn end(&self) -> QueuePoint {
+        QueuePoint {
             progress: Arc::clone(&self.progress),
             jobs: self.submitted,
         }
@@ -194,12 +194,12 @@ impl Drop for Queue {
 
 /// A point between jobs.
 #[derive(Clone)]
-pub(crate) struct Point {
-    progress: Arc<Progress>,
+pub(crate) struct QueuePoint {
+    progress: Arc<QueueProgress>,
     jobs: u64,
 }
 
-impl Point {
+impl QueuePoint {
     /// Waits until the jobs before the point are done, and reports a failure among them.
     pub fn wait(&self) -> Result<()> {
         match &self.progress.wait_until(self.jobs).failed {
@@ -209,8 +209,8 @@ impl Point {
     }
 }
 
-impl fmt::Debug for Point {
+impl fmt::Debug for QueuePoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Point({})", self.jobs)
+        write!(f, "QueuePoint({})", self.jobs)
     }
 }

@@ -1,7 +1,7 @@
 //! Streams, which check work when it is prepared, and run it node by node.
 
 use crate::buffer::memory;
-use crate::call::{Call, Operand};
+use crate::call::{Call, NamedTensor};
 use crate::compiled::{CompiledNodes, kernel_of};
 use crate::device::ReferenceDevice;
 use crate::event::ReferenceEvent;
@@ -92,7 +92,7 @@ impl ReferenceStream {
         }
     }
 
-    fn operand(&self, work: &Placed<'_>, id: TensorId) -> Result<Operand> {
+    fn operand(&self, work: &Placed<'_>, id: TensorId) -> Result<NamedTensor> {
         let tensor = work.graph.tensor(id);
         let place = work.place(id)?;
         let name = if tensor.name.is_empty() {
@@ -114,7 +114,7 @@ impl ReferenceStream {
                 self.device.name()
             )));
         }
-        Ok(Operand {
+        Ok(NamedTensor {
             name,
             tensor: place.clone(),
         })

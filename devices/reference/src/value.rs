@@ -85,14 +85,14 @@ pub(crate) fn positions(shape: Shape) -> impl Iterator<Item = [usize; DIMS]> {
 }
 
 /// The blocks of a tensor without decoding and without gaps. A plain number is a block of one.
-pub(crate) struct Blocks {
+pub(crate) struct TensorBlocks {
     /// Extents in blocks.
     pub shape: Shape,
     pub bytes: Vec<u8>,
     size: usize,
 }
 
-impl Blocks {
+impl TensorBlocks {
     /// Returns the block at `[i0, i1, i2, i3]`.
     pub fn at(&self, [i0, i1, i2, i3]: [usize; DIMS]) -> &[u8] {
         let [n0, n1, n2, _] = self.shape;
@@ -128,11 +128,11 @@ pub(crate) fn kept_as(tensor: &TensorRef) -> DType {
 }
 
 /// Reads a tensor's blocks.
-pub(crate) fn read_blocks(tensor: &TensorRef) -> Result<Blocks> {
+pub(crate) fn read_blocks(tensor: &TensorRef) -> Result<TensorBlocks> {
     let layout = tensor.layout();
     if let Some(numbers) = kept_in_float64(tensor) {
         let start = tensor.slot.offset;
-        return Ok(Blocks {
+        return Ok(TensorBlocks {
             shape: layout.shape(),
             bytes: numbers.read(
                 layout.elements(),
@@ -151,7 +151,7 @@ pub(crate) fn read_blocks(tensor: &TensorRef) -> Result<Blocks> {
             let count: usize = block_shape(layout).iter().product();
             gathered(count.saturating_mul(size), blocks.flatten().copied())
         })??;
-    Ok(Blocks {
+    Ok(TensorBlocks {
         shape: block_shape(layout),
         bytes,
         size,

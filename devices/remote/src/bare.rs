@@ -1,7 +1,7 @@
 //! Both sides of a session without TLS, gRPC and threads, for simulations. The simulation carries
 //! the messages and schedules both sides.
 
-use crate::client::{Carrier, Kind, Opening, Refused};
+use crate::client::{Carrier, Opening, RefusalKind, Refused};
 use crate::server::{Host, MAX_MESSAGE};
 use crate::{RemoteOptions, RemoteServerOptions, client, proto};
 use prost::Message;
@@ -17,7 +17,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
 pub use crate::client::Meanwhile;
-pub use crate::outside::{Outside, Task};
+pub use crate::outside::{BoxedTask, Outside};
 pub use crate::server::Worker;
 
 /// Messages of `samite.proto`.
@@ -27,31 +27,31 @@ pub mod messages {
 
 /// The reason why a connection ends, as a gRPC status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct GrpcStatus {
     /// gRPC status code.
     pub code: i32,
     /// Message for users.
     pub text: String,
 }
 
-impl From<Status> for Refusal {
+impl From<Status> for GrpcStatus {
     fn from(status: Status) -> Self {
-        Refusal {
+        GrpcStatus {
             code: status.code() as i32,
             text: status.message().to_owned(),
         }
     }
 }
 
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
+impl From<GrpcStatus> for Status {
+    fn from(refusal: GrpcStatus) -> Self {
         Status::new(refusal.code.into(), refusal.text)
     }
 }
 
 /// Messages of one side, in order. The side ends the stream intentionally if it ends without an
 /// error.
-pub type Messages = Pin<Box<dyn Stream<Item = Result<Vec<u8>, Refusal>> + Send>>;
+pub type Messages = Pin<Box<dyn Stream<Item = Result<Vec<u8>, GrpcStatus>> + Send>>;
 
 /// The reason why a connection cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,8 +89,8 @@ impl Carrier for Wired {
                 Err(why) => Err(Refused {
                     why: format!("cannot be reached: {why:?}"),
                     kind: match why {
-                        Unreachable::Nobody => Kind::Nobody,
-                        Unreachable::Lost => Kind::Unclear,
+                        Unreachable::Nobody => RefusalKind::Nobody,
+                        Unreachable::Lost => RefusalKind::Unclear,
                     },
                 }),
             }
@@ -98,7 +98,7 @@ impl Carrier for Wired {
     }
 }
 
-fn decoded<M: Message + Default>(bytes: Result<Vec<u8>, Refusal>) -> Result<M, Status> {
+fn decoded<M: Message + Default>(bytes: Result<Vec<u8>, GrpcStatus>) -> Result<M, Status> {
     let bytes = bytes.map_err(Status::from)?;
     if bytes.len() > MAX_MESSAGE {
         return Err(Status::out_of_range("a message is too large"));
@@ -148,7 +148,7 @@ impl BareServer {
         &self,
         owner: &str,
         messages: Messages,
-    ) -> impl Future<Output = Result<Messages, Refusal>> + Send + use<> {
+    ) -> impl Future<Output = Result<Messages, GrpcStatus>> + Send + use<> {
         let (host, owner) = (Arc::clone(&self.0), owner.to_owned());
         async move {
             let replies = host.serve(&owner, messages.map(decoded)).await?;

@@ -137,7 +137,7 @@ pub(crate) fn error(device: &str, failure: proto::Failure) -> Error {
 /// Some nodes of a graph as a separate graph in JSON. Inputs that other nodes compute become
 /// leaves.
 #[derive(Default)]
-pub(crate) struct Part {
+pub(crate) struct JsonSubgraph {
     entries: Vec<Value>,
     /// Tensor at each position in the part.
     pub tensors: Vec<TensorId>,
@@ -148,7 +148,7 @@ pub(crate) struct Part {
 /// Builds a part.
 struct Maker<'a> {
     graph: &'a Graph,
-    part: Part,
+    part: JsonSubgraph,
     /// Position in the part, by position in the graph.
     places: Vec<Option<usize>>,
     /// True if tensors keep their names.
@@ -231,7 +231,7 @@ impl Maker<'_> {
     }
 }
 
-impl Part {
+impl JsonSubgraph {
     /// Converts `nodes` of a graph, in their order and with names.
     pub fn new(graph: &Graph, nodes: &[TensorId]) -> Self {
         Self::with_stored(graph, nodes, &|_| true)
@@ -277,7 +277,7 @@ impl Part {
         }
         let mut maker = Maker {
             graph,
-            part: Part::default(),
+            part: JsonSubgraph::default(),
             places: vec![None; graph.len()],
             named: true,
             is_stored,
@@ -295,7 +295,7 @@ impl Part {
         let graph = node.graph();
         let mut maker = Maker {
             graph,
-            part: Part::default(),
+            part: JsonSubgraph::default(),
             places: vec![None; graph.len()],
             named: false,
             is_stored,
@@ -366,7 +366,7 @@ mod tests {
         let last = g.sqr(view).unwrap();
         let after = g.sqr(inner).unwrap();
         g.set_output(after);
-        let part = Part::new(&g, &[sum, inner, view, last]);
+        let part = JsonSubgraph::new(&g, &[sum, inner, view, last]);
         assert_eq!(part.tensors, [turned, w, rows, sum, inner, view, last]);
         assert_eq!(part.stored, [w]);
         let json = part.json();

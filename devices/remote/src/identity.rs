@@ -110,24 +110,24 @@ pub(crate) fn address(place: &str, pin: Pin) -> String {
 
 /// A client's credential.
 #[derive(Clone)]
-pub(crate) struct Token {
+pub(crate) struct ClientToken {
     key: hmac::Key,
     /// Name in logs and on disk, which does not reveal the token.
     pub name: String,
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for ClientToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Token({})", self.name)
+        write!(f, "ClientToken({})", self.name)
     }
 }
 
-impl Token {
+impl ClientToken {
     fn new(bytes: &[u8; TOKEN]) -> Self {
         let mut name = b"samite token ".to_vec();
         name.extend(bytes);
         let name = digest::digest(&digest::SHA256, &name);
-        Token {
+        ClientToken {
             key: hmac::Key::new(hmac::HMAC_SHA256, bytes),
             name: hex(&name.as_ref()[..8]),
         }
@@ -196,7 +196,7 @@ pub fn settings_folder() -> Option<PathBuf> {
 
 /// Reads the tokens of a file: 64 hexadecimal digits each, one per line. Ignores empty lines and
 /// lines that start with '#'.
-pub(crate) fn read_tokens(path: &Path) -> Result<Vec<Token>> {
+pub(crate) fn read_tokens(path: &Path) -> Result<Vec<ClientToken>> {
     let text = String::from_utf8(read_secret(path)?);
     let text = text.map_err(|_| invalid(path, "it is no text"))?;
     let lines = text.lines().map(str::trim);
@@ -213,7 +213,7 @@ pub(crate) fn read_tokens(path: &Path) -> Result<Vec<Token>> {
                 &format!("it has more than {MAX_TOKENS} tokens"),
             ));
         }
-        tokens.push(Token::new(&bytes));
+        tokens.push(ClientToken::new(&bytes));
     }
     if tokens.is_empty() {
         Err(invalid(path, "it has no token"))
@@ -223,7 +223,7 @@ pub(crate) fn read_tokens(path: &Path) -> Result<Vec<Token>> {
 }
 
 /// Reads the tokens of a file. If the file does not exist, creates it with one token.
-pub(crate) fn tokens_or_new(path: &Path) -> Result<Vec<Token>> {
+pub(crate) fn tokens_or_new(path: &Path) -> Result<Vec<ClientToken>> {
     if !path.exists() {
         let token = hex(&random::<TOKEN>()?);
         write_secret(path, format!("{token}\n").as_bytes())?;
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn proofs_are_of_one_token_and_one_connection() {
-        let [a, b] = [[1; 32], [2; 32]].map(|bytes| Token::new(&bytes));
+        let [a, b] = [[1; 32], [2; 32]].map(|bytes| ClientToken::new(&bytes));
         let proof = unhex(&a.proof(&[7; 32])).unwrap();
         assert!(a.made(&proof, &[7; 32]));
         assert!(!a.made(&proof, &[8; 32]) && !b.made(&proof, &[7; 32]));

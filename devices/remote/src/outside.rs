@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 /// A concurrent task.
-pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub type BoxedTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Environment of a server's or a client's sessions.
 pub trait Outside: fmt::Debug + Send + Sync {
@@ -19,7 +19,7 @@ pub trait Outside: fmt::Debug + Send + Sync {
     fn now(&self) -> Instant;
 
     /// Returns a future that completes after `time`.
-    fn sleep(&self, time: Duration) -> Task;
+    fn sleep(&self, time: Duration) -> BoxedTask;
 
     /// Blocks the caller for `time` while other tasks continue.
     fn pause(&self, time: Duration);
@@ -31,7 +31,7 @@ pub trait Outside: fmt::Debug + Send + Sync {
     fn random(&self, bytes: &mut [u8]) -> io::Result<()>;
 
     /// Starts a concurrent task.
-    fn spawn(&self, task: Task);
+    fn spawn(&self, task: BoxedTask);
 
     /// Executes the requests of a new session until there are no more.
     ///
@@ -49,7 +49,7 @@ impl Outside for System {
         Instant::now()
     }
 
-    fn sleep(&self, time: Duration) -> Task {
+    fn sleep(&self, time: Duration) -> BoxedTask {
         // A timer belongs to the runtime in which it starts.
         Box::pin(async move { tokio::time::sleep(time).await })
     }
@@ -62,7 +62,7 @@ impl Outside for System {
         crate::identity::fill_random(bytes)
     }
 
-    fn spawn(&self, task: Task) {
+    fn spawn(&self, task: BoxedTask) {
         self.0.spawn(task);
     }
 

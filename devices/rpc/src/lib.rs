@@ -19,4 +19,4 @@ mod client;
 mod server;
 
 pub use client::{ClientOptions, RpcBackend};
-pub use server::{End, Replies, Server, ServerOptions, Session};
+pub use server::{End, ReplySink, RpcSession, Server, ServerOptions};

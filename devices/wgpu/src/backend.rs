@@ -9,9 +9,9 @@ use std::sync::{Arc, OnceLock};
 /// One device per adapter. Adapters are enumerated on first use, because loading the drivers takes
 /// a moment.
 #[derive(Default)]
-pub struct WgpuBackend(OnceLock<Found>);
+pub struct WgpuBackend(OnceLock<AdapterDiscovery>);
 
-struct Found {
+struct AdapterDiscovery {
     devices: Vec<Arc<dyn Device>>,
     rejected: Vec<Rejected>,
 }
@@ -32,12 +32,12 @@ const NONE: &str = if IN_BROWSER {
 };
 
 impl WgpuBackend {
-    fn found(&self) -> &Found {
+    fn discovery(&self) -> &AdapterDiscovery {
         self.0.get_or_init(find)
     }
 }
 
-fn find() -> Found {
+fn find() -> AdapterDiscovery {
     let reject = |what: &str, why: String| Rejected {
         what: what.into(),
         why,
@@ -46,7 +46,7 @@ fn find() -> Found {
     let interfaces = INTERFACES.into_iter().map(wgpu::Backends::from).collect();
     if !wgpu::Instance::enabled_backend_features().intersects(interfaces) {
         let why = "this system has none of Vulkan, Metal and DirectX 12".to_owned();
-        return Found {
+        return AdapterDiscovery {
             devices: Vec::new(),
             rejected: vec![reject("GPU adapters", why)],
         };
@@ -84,7 +84,7 @@ fn find() -> Found {
     if devices.is_empty() && rejected.is_empty() {
         rejected.push(reject("GPU adapters", NONE.to_owned()));
     }
-    Found { devices, rejected }
+    AdapterDiscovery { devices, rejected }
 }
 
 /// Returns an identifier of the card that is the same for every graphics API: its bus address, if
@@ -100,7 +100,7 @@ impl Backend for WgpuBackend {
     }
 
     fn devices(&self) -> &[Arc<dyn Device>] {
-        &self.found().devices
+        &self.discovery().devices
     }
 
     fn doubt(&self, device: &dyn Device) -> Option<String> {
@@ -130,6 +130,6 @@ impl Backend for WgpuBackend {
     }
 
     fn rejected(&self) -> Vec<Rejected> {
-        self.found().rejected.clone()
+        self.discovery().rejected.clone()
     }
 }

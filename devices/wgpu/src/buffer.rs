@@ -1,6 +1,6 @@
 //! Device memory.
 
-use crate::gpu::{Gpu, Memory, Opened};
+use crate::gpu::{DriverBuffer, Gpu, Opened};
 use samite_core::{
     Buffer, BufferType, Error, Layout, Location, MemoryId, Result, Slot, TensorInfo, TensorRef,
     Usage,
@@ -85,7 +85,7 @@ impl WgpuBufferType {
         Ok(WgpuBuffer {
             gpu: Arc::clone(&self.gpu),
             buffer_type,
-            memory: Memory {
+            memory: DriverBuffer {
                 raw,
                 id: MemoryId::unique(),
             },
@@ -109,7 +109,7 @@ impl WgpuBufferType {
 pub struct WgpuBuffer {
     gpu: Arc<Gpu>,
     buffer_type: Arc<dyn BufferType>,
-    pub memory: Memory,
+    pub memory: DriverBuffer,
     size: usize,
     usage: Usage,
 }

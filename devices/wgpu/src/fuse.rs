@@ -18,11 +18,11 @@ mod before_attention;
 use crate::buffer::BUFFER_UNIT;
 use crate::ops::{self, Known, attention, elementwise, matmul, reductions};
 use crate::packed;
-use crate::plan::{Capacity, Launch, Operands, Reason, Which};
+use crate::plan::{Capacity, Launch, Operands, UnsupportedLaunch, Which};
 use samite_core::{Graph, Layout, Node, Op, Readers, TensorId, TensorRef};
 
 /// A launch, and the node to which it is attributed.
-pub struct Step {
+pub struct NodeLaunch {
     pub node: TensorId,
     pub launch: Launch,
 }
@@ -98,7 +98,7 @@ pub fn steps(
     nodes: &[TensorId],
     capacity: &Capacity,
     memory: Memory<'_>,
-) -> Result<Vec<Step>, (TensorId, Reason)> {
+) -> Result<Vec<NodeLaunch>, (TensorId, UnsupportedLaunch)> {
     let computed = nodes.iter().map(|&id| graph.node(id));
     let nodes: Vec<_> = computed
         .filter(|node| node.tensor().is_computed())
@@ -153,7 +153,7 @@ pub fn steps(
         if launches.iter().any(uses_scratch) || node.tensor().written().next().is_some() {
             held = None;
         }
-        steps.extend(launches.into_iter().map(|launch| Step {
+        steps.extend(launches.into_iter().map(|launch| NodeLaunch {
             node: node.id(),
             launch,
         }));
@@ -164,19 +164,19 @@ pub fn steps(
 
 /// The source of quantized columns.
 #[derive(Clone, Copy, PartialEq)]
-struct Columns {
+struct ColumnSource {
     memory: TensorId,
     offset: usize,
     layout: Layout,
 }
 
-impl Columns {
+impl ColumnSource {
     fn from_node(node: Node<'_>) -> Self {
         let (memory, offset) = match node.tensor().view {
             Some(view) => (view.base, view.offset),
             None => (node.id(), 0),
         };
-        Columns {
+        ColumnSource {
             memory,
             offset,
             layout: *node.layout(),
@@ -211,7 +211,7 @@ struct Fusion<'a> {
 
 impl Fusion<'_> {
     /// Returns the columns that node number `at` reads as 8-bit numbers, if it is such a product.
-    fn columns(&self, at: usize) -> Option<Columns> {
+    fn columns(&self, at: usize) -> Option<ColumnSource> {
         let node = *self.nodes.get(at)?;
         let (a, b) = (node.source(0)?, node.source(1)?);
         let is_one = |layout: &Layout| layout.shape()[2..] == [1, 1];
@@ -222,15 +222,15 @@ impl Fusion<'_> {
             && !b.dtype().is_quantized()
             && !b.dtype().is_integer()
             && self.memory.is_packed(a);
-        fits.then(|| Columns::from_node(b))
+        fits.then(|| ColumnSource::from_node(b))
     }
 
     /// Fuses the products that start at node `at`.
     fn products(
         &self,
         at: usize,
-        held: &mut Option<Columns>,
-        steps: &mut Vec<Step>,
+        held: &mut Option<ColumnSource>,
+        steps: &mut Vec<NodeLaunch>,
     ) -> Option<usize> {
         let columns = self.columns(at)?;
         let mut count = 1;
@@ -245,7 +245,7 @@ impl Fusion<'_> {
         let nodes = &self.nodes[at..at + count];
         let node = nodes[0];
         let mut push = |launch| {
-            steps.push(Step {
+            steps.push(NodeLaunch {
                 node: node.id(),
                 launch,
             })
@@ -259,7 +259,12 @@ impl Fusion<'_> {
     }
 
     /// Fuses a norm and its weights, and the addition before them, starting at node `at`.
-    fn norm(&self, at: usize, held: &mut Option<Columns>, steps: &mut Vec<Step>) -> Option<usize> {
+    fn norm(
+        &self,
+        at: usize,
+        held: &mut Option<ColumnSource>,
+        steps: &mut Vec<NodeLaunch>,
+    ) -> Option<usize> {
         let sum = self.nodes[at];
         let is_sum = matches!(sum.op(), Op::Add);
         let first = at + usize::from(is_sum);
@@ -306,7 +311,7 @@ impl Fusion<'_> {
             .filter(|columns| columns.are_rows_of(scaled));
         let launch =
             reductions::scaled_norm(norm, scaled, summed, *eps, columns.is_some(), self.capacity);
-        steps.push(Step {
+        steps.push(NodeLaunch {
             node: scaled.id(),
             launch: launch.ok()?,
         });
@@ -318,8 +323,8 @@ impl Fusion<'_> {
     fn attention(
         &self,
         at: usize,
-        held: &mut Option<Columns>,
-        steps: &mut Vec<Step>,
+        held: &mut Option<ColumnSource>,
+        steps: &mut Vec<NodeLaunch>,
     ) -> Option<usize> {
         let node = self.nodes[at];
         let &Op::FlashAttn {
@@ -354,7 +359,7 @@ impl Fusion<'_> {
         {
             return None;
         }
-        steps.extend(launches.into_iter().map(|launch| Step {
+        steps.extend(launches.into_iter().map(|launch| NodeLaunch {
             node: node.id(),
             launch,
         }));
@@ -363,7 +368,12 @@ impl Fusion<'_> {
     }
 
     /// Fuses a gated unit with the quantization of its result for the product after it.
-    fn gated(&self, at: usize, held: &mut Option<Columns>, steps: &mut Vec<Step>) -> Option<usize> {
+    fn gated(
+        &self,
+        at: usize,
+        held: &mut Option<ColumnSource>,
+        steps: &mut Vec<NodeLaunch>,
+    ) -> Option<usize> {
         let node = self.nodes[at];
         let &Op::Glu { kind, swapped } = node.op() else {
             return None;
@@ -379,7 +389,7 @@ impl Fusion<'_> {
             return None;
         }
         let launch = elementwise::gated_columns(node, kind, swapped).ok()?;
-        steps.push(Step {
+        steps.push(NodeLaunch {
             node: node.id(),
             launch,
         });

@@ -6,7 +6,7 @@ use crate::pipelines::{Changes, Pipelines};
 use crate::self_test::Verdict;
 use crate::stored_pipelines::StoredPipelines;
 use crate::tuning::Tuning;
-use crate::waiting::{Answer, IN_BROWSER, ready};
+use crate::waiting::{CallbackFuture, IN_BROWSER, ready};
 use samite_core::{Error, MemoryId, Result};
 use std::fmt;
 use std::path::PathBuf;
@@ -350,7 +350,7 @@ pub struct Opened {
 
 /// A driver's buffer with an identity.
 #[derive(Debug)]
-pub struct Memory {
+pub struct DriverBuffer {
     pub raw: wgpu::Buffer,
     pub id: MemoryId,
 }
@@ -448,7 +448,7 @@ impl Opened {
     pub fn wait(&self, index: wgpu::SubmissionIndex) -> Result<()> {
         count_call(&self.fault, &self.name)?;
         if IN_BROWSER {
-            let answer = Answer::default();
+            let answer = CallbackFuture::default();
             let done = answer.clone();
             self.queue.on_submitted_work_done(move || done.give(()));
             let waited = ready(answer);
@@ -610,7 +610,7 @@ impl Opened {
                 encoder.copy_buffer_to_buffer(word, 0, buffer, whole, Some(4));
             }
             let index = self.submit(Some(encoder))?;
-            let mapped = Answer::default();
+            let mapped = CallbackFuture::default();
             let result = mapped.clone();
             let slice = buffer.slice(..mapped_len);
             slice.map_async(wgpu::MapMode::Read, move |done| result.give(done));
@@ -655,8 +655,8 @@ impl Opened {
     /// Returns an error if the device fails.
     pub fn copy(
         &self,
-        (from, from_at): (&Memory, u64),
-        (to, to_at): (&Memory, u64),
+        (from, from_at): (&DriverBuffer, u64),
+        (to, to_at): (&DriverBuffer, u64),
         len: u64,
     ) -> Result<bool> {
         if [from_at, to_at, len].iter().any(|x| x % 4 != 0) {

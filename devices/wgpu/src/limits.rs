@@ -30,7 +30,7 @@ pub fn measure(gpu: &Gpu, opened: &Opened) -> Result<DeviceLimits> {
     let groups = (vectors / GROUP / 16).clamp(1, 16384);
     let amount = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
     let amount = opened.create("measuring", 16, amount)?;
-    let kernel = |entry| Kernel::new(opened, entry, &amount, &data);
+    let kernel = |entry| BenchmarkKernel::new(opened, entry, &amount, &data);
     kernel("fill")?.run(vectors, groups, 1)?;
     let (read, multiply) = (kernel("read")?, kernel("multiply")?);
     let read_bytes = best(|times| {
@@ -67,14 +67,14 @@ fn best(work: impl Fn(u64) -> Result<(Duration, f64)>) -> Result<f64> {
 }
 
 /// A kernel of the shader, with its bind group.
-struct Kernel<'a> {
+struct BenchmarkKernel<'a> {
     opened: &'a Opened,
     pipeline: wgpu::ComputePipeline,
     group: wgpu::BindGroup,
     amount: &'a wgpu::Buffer,
 }
 
-impl<'a> Kernel<'a> {
+impl<'a> BenchmarkKernel<'a> {
     fn new(
         opened: &'a Opened,
         entry: &str,
@@ -96,7 +96,7 @@ impl<'a> Kernel<'a> {
                 entries: &entries,
             })
         })?;
-        Ok(Kernel {
+        Ok(BenchmarkKernel {
             opened,
             pipeline,
             group,

@@ -44,7 +44,7 @@ pub fn row_bytes(dtype: DType, length: usize) -> usize {
 }
 
 /// The packing of a tensor's rows.
-struct Form {
+struct RowPacking {
     parts: &'static [Range<usize>],
     /// Size in bytes of a block; `row` and `packed` are those of a plain row and a packed row.
     block: usize,
@@ -53,7 +53,7 @@ struct Form {
     rows: usize,
 }
 
-impl Form {
+impl RowPacking {
     fn new(layout: &Layout) -> Result<Self> {
         let dtype = layout.dtype();
         let parts = parts(dtype).filter(|_| layout.is_contiguous());
@@ -65,7 +65,7 @@ impl Form {
             )
         })?;
         let length = layout.shape()[0];
-        Ok(Form {
+        Ok(RowPacking {
             parts,
             block: dtype.block_bytes(),
             row: length / dtype.block_len() * dtype.block_bytes(),
@@ -146,8 +146,8 @@ impl BufferType for PackedBufferType {
     }
 
     fn alloc_size(&self, tensor: &TensorInfo<'_>) -> Result<usize> {
-        let form = Form::new(&tensor.layout)?;
-        let size = form.rows.checked_mul(form.packed);
+        let packing = RowPacking::new(&tensor.layout)?;
+        let size = packing.rows.checked_mul(packing.packed);
         size.ok_or_else(|| Error::invalid(format!("a tensor of {} is too large", tensor.layout)))
     }
 
@@ -192,10 +192,10 @@ impl PackedBuffer {
         &self.words
     }
 
-    fn form(&self, tensor: Slot, offset: usize, len: usize) -> Result<Form> {
-        let form = Form::new(&tensor.layout)?;
-        let end = tensor.offset.checked_add(form.rows * form.packed);
-        let bytes = form.rows * form.row;
+    fn packing(&self, tensor: Slot, offset: usize, len: usize) -> Result<RowPacking> {
+        let packing = RowPacking::new(&tensor.layout)?;
+        let end = tensor.offset.checked_add(packing.rows * packing.packed);
+        let bytes = packing.rows * packing.row;
         if end.is_none_or(|end| end > self.words.size())
             || offset.checked_add(len).is_none_or(|end| end > bytes)
         {
@@ -206,26 +206,26 @@ impl PackedBuffer {
                 self.words.size()
             )));
         }
-        Ok(form)
+        Ok(packing)
     }
 
-    fn read_rows(&self, form: &Form, tensor: Slot, rows: Range<usize>) -> Result<Vec<u8>> {
-        let mut packed = vec![0; rows.len() * form.packed];
-        let at = tensor.offset + rows.start * form.packed;
+    fn read_rows(&self, packing: &RowPacking, tensor: Slot, rows: Range<usize>) -> Result<Vec<u8>> {
+        let mut packed = vec![0; rows.len() * packing.packed];
+        let at = tensor.offset + rows.start * packing.packed;
         let opened = self.words.opened()?;
         opened.read(&self.words.memory.raw, at as u64, &mut packed)?;
-        Ok(form.unpack(&packed))
+        Ok(packing.unpack(&packed))
     }
 
     /// Splits the rows that overlap `len` bytes from byte `offset` on into pieces.
     fn pieces(
-        form: &Form,
+        packing: &RowPacking,
         offset: usize,
         len: usize,
     ) -> impl Iterator<Item = Range<usize>> + use<> {
-        let row = form.row.max(1);
+        let row = packing.row.max(1);
         let (first, last) = (offset / row, (offset + len).div_ceil(row));
-        let step = (PIECE / form.packed.max(1)).max(1);
+        let step = (PIECE / packing.packed.max(1)).max(1);
         let last = if len == 0 { first } else { last };
         (first..last)
             .step_by(step)
@@ -252,48 +252,48 @@ impl Buffer for PackedBuffer {
 
     fn init_tensor(&self, offset: usize, tensor: &TensorInfo<'_>) -> Result<()> {
         let layout = tensor.layout;
-        self.form(Slot { offset, layout }, 0, 0).map(drop)
+        self.packing(Slot { offset, layout }, 0, 0).map(drop)
     }
 
     fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
-        let form = self.form(tensor, offset, data.len())?;
+        let packing = self.packing(tensor, offset, data.len())?;
         let opened = self.words.opened()?;
-        for rows in Self::pieces(&form, offset, data.len()) {
-            let begin = rows.start * form.row;
-            let end = rows.end * form.row;
+        for rows in Self::pieces(&packing, offset, data.len()) {
+            let begin = rows.start * packing.row;
+            let end = rows.end * packing.row;
             let (from, to) = (begin.max(offset), end.min(offset + data.len()));
             let new = &data[from - offset..to - offset];
             let packed = if new.len() == end - begin {
-                form.pack(new)
+                packing.pack(new)
             } else {
-                let mut whole = self.read_rows(&form, tensor, rows.clone())?;
+                let mut whole = self.read_rows(&packing, tensor, rows.clone())?;
                 whole[from - begin..to - begin].copy_from_slice(new);
-                form.pack(&whole)
+                packing.pack(&whole)
             };
-            let at = tensor.offset + rows.start * form.packed;
+            let at = tensor.offset + rows.start * packing.packed;
             opened.write(&self.words.memory.raw, at as u64, &packed)?;
         }
         Ok(())
     }
 
     fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()> {
-        let form = self.form(tensor, offset, out.len())?;
+        let packing = self.packing(tensor, offset, out.len())?;
         let len = out.len();
-        for rows in Self::pieces(&form, offset, len) {
-            let begin = rows.start * form.row;
-            let end = rows.end * form.row;
+        for rows in Self::pieces(&packing, offset, len) {
+            let begin = rows.start * packing.row;
+            let end = rows.end * packing.row;
             let (from, to) = (begin.max(offset), end.min(offset + len));
-            let whole = self.read_rows(&form, tensor, rows)?;
+            let whole = self.read_rows(&packing, tensor, rows)?;
             out[from - offset..to - offset].copy_from_slice(&whole[from - begin..to - begin]);
         }
         Ok(())
     }
 
     fn fill(&self, tensor: Slot, offset: usize, len: usize, value: u8) -> Result<()> {
-        let form = self.form(tensor, offset, len)?;
-        for rows in Self::pieces(&form, offset, len) {
-            let from = (rows.start * form.row).max(offset);
-            let to = (rows.end * form.row).min(offset + len);
+        let packing = self.packing(tensor, offset, len)?;
+        for rows in Self::pieces(&packing, offset, len) {
+            let from = (rows.start * packing.row).max(offset);
+            let to = (rows.end * packing.row).min(offset + len);
             self.write(tensor, from, &vec![value; to - from])?;
         }
         Ok(())

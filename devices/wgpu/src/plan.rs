@@ -10,7 +10,7 @@ use samite_core::{DIMS, DType, Layout, Node, TensorId};
 use std::borrow::Cow;
 
 /// Reason why a launch is unsupported.
-pub type Reason = Cow<'static, str>;
+pub type UnsupportedLaunch = Cow<'static, str>;
 
 /// Features and limits that launches may use.
 #[derive(Clone, Copy, Debug)]
@@ -194,7 +194,7 @@ impl Operand {
 
 /// Number of workgroups of a launch.
 #[derive(Clone, Copy, Debug)]
-pub enum Work {
+pub enum ShaderWorkgroups {
     /// One invocation per element of operand 0.
     Elements,
     /// One invocation per piece of this many consecutive elements in a row of operand 0.
@@ -212,7 +212,7 @@ pub struct Launch {
     pub operands: Vec<Operand>,
     pub ints: [u32; 12],
     pub floats: [f32; 16],
-    pub work: Work,
+    pub work: ShaderWorkgroups,
     /// Dimensions along which the launch can be split.
     pub cut: &'static [usize],
     /// True if an index from a tensor may be invalid.
@@ -221,7 +221,7 @@ pub struct Launch {
 
 impl Launch {
     /// Creates a launch of `kernel` over `operands`. The result comes first.
-    pub fn new(kernel: &'static str, operands: Vec<Operand>, work: Work) -> Self {
+    pub fn new(kernel: &'static str, operands: Vec<Operand>, work: ShaderWorkgroups) -> Self {
         let named = operands.iter().map(|o| (o.name, o.dtype, o.access));
         Launch {
             shader: Shader {
@@ -275,15 +275,15 @@ impl Launch {
     }
 
     /// Returns the number of workgroups along two dimensions.
-    pub fn groups(&self, capacity: &Capacity) -> Result<[u32; 2], Reason> {
+    pub fn groups(&self, capacity: &Capacity) -> Result<[u32; 2], UnsupportedLaunch> {
         let first = &self.operands[0];
         let groups = match self.work {
-            Work::Elements => first.elements().div_ceil(GROUP as usize),
-            Work::Pieces(len) => {
+            ShaderWorkgroups::Elements => first.elements().div_ceil(GROUP as usize),
+            ShaderWorkgroups::Pieces(len) => {
                 (first.rows() * first.shape[0].div_ceil(len)).div_ceil(GROUP as usize)
             }
-            Work::Rows => first.rows(),
-            Work::Groups(groups) => groups,
+            ShaderWorkgroups::Rows => first.rows(),
+            ShaderWorkgroups::Groups(groups) => groups,
         };
         let most = capacity.groups as usize;
         let lines = groups.div_ceil(most);
@@ -313,7 +313,11 @@ impl Launch {
     ///
     /// # Errors
     /// Returns the reason if the launch cannot be split.
-    pub fn fit(self, capacity: &Capacity, parts: &mut Vec<Launch>) -> Result<(), Reason> {
+    pub fn fit(
+        self,
+        capacity: &Capacity,
+        parts: &mut Vec<Launch>,
+    ) -> Result<(), UnsupportedLaunch> {
         if !self.has_bindings(capacity) {
             return Err(format!(
                 "it has {} operands, and the adapter allows {}",
@@ -322,7 +326,7 @@ impl Launch {
             )
             .into());
         }
-        if self.operands[0].elements() == 0 && !matches!(self.work, Work::Groups(_)) {
+        if self.operands[0].elements() == 0 && !matches!(self.work, ShaderWorkgroups::Groups(_)) {
             return Ok(());
         }
         if self.fits(capacity) {
@@ -387,7 +391,7 @@ pub trait Operands {
     /// Returns the result, called `y`.
     fn result(&self) -> Operand;
     /// Returns source `index`, called `a`, `b`, and so on.
-    fn source_operand(&self, index: usize) -> Result<Operand, Reason>;
+    fn source_operand(&self, index: usize) -> Result<Operand, UnsupportedLaunch>;
     /// Returns source `index` if it exists.
     fn optional(&self, index: usize) -> Option<Operand>;
 }
@@ -397,7 +401,7 @@ impl Operands for Node<'_> {
         Operand::new(Which::Result, 'y', Access::Write, self.layout())
     }
 
-    fn source_operand(&self, index: usize) -> Result<Operand, Reason> {
+    fn source_operand(&self, index: usize) -> Result<Operand, UnsupportedLaunch> {
         self.optional(index)
             .ok_or_else(|| format!("source {index} is missing").into())
     }

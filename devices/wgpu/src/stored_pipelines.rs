@@ -15,11 +15,11 @@ pub struct StoredPipelines {
     pub cache: wgpu::PipelineCache,
     /// Size in bytes of the data on disk that the driver accepted.
     pub found: usize,
-    counts: Mutex<Counts>,
+    counts: Mutex<PipelineCounts>,
 }
 
 #[derive(Default)]
-struct Counts {
+struct PipelineCounts {
     /// Number of pipelines created.
     made: usize,
     /// Number of them on disk.
@@ -67,7 +67,7 @@ impl StoredPipelines {
         }
     }
 
-    fn counts(&self) -> std::sync::MutexGuard<'_, Counts> {
+    fn counts(&self) -> std::sync::MutexGuard<'_, PipelineCounts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,7 +8,7 @@ use crate::gpu::Opened;
 use crate::packed::PackedBuffer;
 use crate::plan::{Launch, Operand, Parameters, TensorParameters, Which};
 use crate::shader::{Access, FIRST_OPERAND};
-use crate::windows::{Window, share};
+use crate::windows::{BindingWindow, share};
 use bytemuck::Zeroable;
 use samite_core::environment::Instant;
 use samite_core::{
@@ -148,7 +148,7 @@ impl Failures {
 }
 
 /// A launch with its bindings.
-struct Step {
+struct BoundLaunch {
     node: TensorId,
     pipeline: Arc<wgpu::ComputePipeline>,
     group: wgpu::BindGroup,
@@ -158,7 +158,7 @@ struct Step {
 /// Work that is bound to buffers.
 struct PreparedSteps {
     device: Arc<WgpuDevice>,
-    steps: Vec<Step>,
+    steps: Vec<BoundLaunch>,
     fallible: Arc<Fallible>,
     failures: Arc<Failures>,
 }
@@ -273,7 +273,7 @@ impl WgpuStream {
         parameters: &wgpu::Buffer,
         at: u64,
         (node, launch, number): (TensorId, &Launch, u32),
-    ) -> Result<(Step, Parameters)> {
+    ) -> Result<(BoundLaunch, Parameters)> {
         let (opened, capacity) = (self.opened()?, self.device.capacity());
         let mut values = Parameters {
             node: number,
@@ -300,7 +300,7 @@ impl WgpuStream {
                 .next_multiple_of(BUFFER_UNIT as u64)
                 .max(begin + BUFFER_UNIT as u64);
             places.push(start);
-            windows.push(Window {
+            windows.push(BindingWindow {
                 buffer: &buffer.memory.raw,
                 memory: buffer.memory.id,
                 begin,
@@ -364,7 +364,7 @@ impl WgpuStream {
             layout: opened.pipelines.bind_group_layout(&shader),
             entries: &entries,
         });
-        let step = Step {
+        let step = BoundLaunch {
             node,
             pipeline,
             group,
@@ -391,7 +391,7 @@ impl Stream for WgpuStream {
         let mut launches = Vec::new();
         let mut names = Vec::new();
         let mut last = None;
-        for fuse::Step { node: id, launch } in steps {
+        for fuse::NodeLaunch { node: id, launch } in steps {
             if launch.can_fail && last != Some(id) {
                 let node = work.graph.node(id);
                 names.push(format!("{node:?} '{}'", node.tensor().name));
@@ -412,7 +412,7 @@ impl Stream for WgpuStream {
         let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
         let parameters = opened.create("parameters of nodes", size, usage)?;
         let mut bytes = vec![0; size as usize];
-        let steps = opened.make("prepared work", 0, || -> Result<Vec<Step>> {
+        let steps = opened.make("prepared work", 0, || -> Result<Vec<BoundLaunch>> {
             let mut steps = Vec::new();
             for (number, (node, launch, names)) in launches.iter().enumerate() {
                 let at = stride * number as u64;

@@ -148,12 +148,12 @@ pub fn tune(device: &WgpuDevice) -> Result<Tuning> {
     if device.capacity().matrices {
         subjects.push(Subject::Matrices);
     }
-    let mut work: Option<(Subject, Work)> = None;
+    let mut work: Option<(Subject, ProductBenchmark)> = None;
     let measured = tuned(kept.as_ref(), &subjects, |subject, tuning| {
         let ready = work.take().filter(|(of, _)| *of == subject);
         let (_, ready) = match ready {
             Some(ready) => work.insert(ready),
-            None => work.insert((subject, Work::new(device, subject)?)),
+            None => work.insert((subject, ProductBenchmark::new(device, subject)?)),
         };
         ready.time(device, tuning)
     });
@@ -170,7 +170,7 @@ pub fn tune(device: &WgpuDevice) -> Result<Tuning> {
 }
 
 /// Products to time.
-struct Work {
+struct ProductBenchmark {
     graph: Graph,
     products: Vec<TensorId>,
     places: Vec<Option<samite_core::TensorRef>>,
@@ -181,7 +181,7 @@ struct Work {
 const WEIGHTS: usize = 64 << 20;
 const WEIGHTS_OF_SOFTWARE: usize = 1 << 20;
 
-impl Work {
+impl ProductBenchmark {
     fn new(device: &WgpuDevice, subject: Subject) -> Result<Self> {
         let (dtype, length, rows, columns) = match subject {
             // Three of these products are one launch.
@@ -232,7 +232,7 @@ impl Work {
         let bytes = device.workspace(&graph, &products)?.max(4);
         let layout = samite_core::Layout::contiguous(DType::I8, [bytes, 1, 1, 1])?;
         let workspace = TensorGroup::allocate(&memory, Usage::Compute, &[("", layout)])?;
-        Ok(Work {
+        Ok(ProductBenchmark {
             graph,
             products,
             places,

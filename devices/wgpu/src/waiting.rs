@@ -38,29 +38,29 @@ pub fn ready<T: 'static>(future: impl Future<Output = T> + 'static) -> Option<T>
 }
 
 /// The future result of a callback.
-pub struct Answer<T>(Arc<Mutex<State<T>>>);
+pub struct CallbackFuture<T>(Arc<Mutex<CallbackState<T>>>);
 
-struct State<T> {
+struct CallbackState<T> {
     value: Option<T>,
     waker: Option<Waker>,
 }
 
-impl<T> Default for Answer<T> {
+impl<T> Default for CallbackFuture<T> {
     fn default() -> Self {
-        Answer(Arc::new(Mutex::new(State {
+        CallbackFuture(Arc::new(Mutex::new(CallbackState {
             value: None,
             waker: None,
         })))
     }
 }
 
-impl<T> Clone for Answer<T> {
+impl<T> Clone for CallbackFuture<T> {
     fn clone(&self) -> Self {
-        Answer(Arc::clone(&self.0))
+        CallbackFuture(Arc::clone(&self.0))
     }
 }
 
-impl<T> Answer<T> {
+impl<T> CallbackFuture<T> {
     /// Delivers the result.
     pub fn give(self, value: T) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +73,7 @@ impl<T> Answer<T> {
     }
 }
 
-impl<T> Future for Answer<T> {
+impl<T> Future for CallbackFuture<T> {
     type Output = T;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_there_once_it_was_given() {
-        let answer = Answer::default();
+        let answer = CallbackFuture::default();
         assert_eq!(ready(answer.clone()), None::<u32>);
         answer.clone().give(7);
         assert_eq!(ready(answer.clone()), Some(7));

@@ -7,14 +7,14 @@ use samite_core::MemoryId;
 
 /// Range of a buffer that a binding covers, in bytes.
 #[derive(Debug)]
-pub struct Window<B> {
+pub struct BindingWindow<B> {
     pub buffer: B,
     pub memory: MemoryId,
     pub begin: u64,
     pub end: u64,
 }
 
-impl<B> Window<B> {
+impl<B> BindingWindow<B> {
     fn overlaps(&self, other: &Self) -> bool {
         self.memory == other.memory && self.begin < other.end && other.begin < self.end
     }
@@ -22,9 +22,9 @@ impl<B> Window<B> {
 
 /// Merges overlapping windows and writes the new window of each operand to `numbers`. Returns
 /// whether any overlapped.
-pub fn share<B>(windows: &mut Vec<Window<B>>, numbers: &mut [u8]) -> bool {
+pub fn share<B>(windows: &mut Vec<BindingWindow<B>>, numbers: &mut [u8]) -> bool {
     let before = windows.len();
-    let overlap = |windows: &[Window<B>]| {
+    let overlap = |windows: &[BindingWindow<B>]| {
         let mut pairs =
             (0..windows.len()).flat_map(|a| (a + 1..windows.len()).map(move |b| (a, b)));
         pairs.find(|&(a, b)| windows[a].overlaps(&windows[b]))
@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn windows_that_overlap_become_one() {
         let (first, second) = (MemoryId::unique(), MemoryId::unique());
-        let window = |memory, begin, end| Window {
+        let window = |memory, begin, end| BindingWindow {
             buffer: (),
             memory,
             begin,

@@ -9,7 +9,7 @@ use crate::exchange::{Ports, What, exchange, message};
 use crate::machines::{Algorithm, Cluster, DeviceRates, Link, Through};
 use crate::work::work;
 use samite_core::{Error, Graph, Result, TensorId};
-use samite_meta::{Exchange, MetaDevice, Partition, Step};
+use samite_meta::{Exchange, MetaDevice, Partition, PartitionStep};
 use samite_sched::Plan;
 use samite_sched::order::Work as Action;
 use std::sync::Arc;
@@ -283,7 +283,7 @@ impl<'a> Drive<'a> {
         let mut last = vec![first; members.len()];
         for step in &partition.steps {
             match step {
-                Step::Run(nodes) => {
+                PartitionStep::Run(nodes) => {
                     for (number, &member) in members.iter().enumerate() {
                         let device = &self.cluster.members[member].device;
                         let graph = &partition.graphs[number];
@@ -294,7 +294,7 @@ impl<'a> Drive<'a> {
                         last[number].push(done);
                     }
                 }
-                Step::Exchange(collective) => {
+                PartitionStep::Exchange(collective) => {
                     let bytes = collective.layout.bytes() as f64;
                     let what = match collective.exchange {
                         Exchange::Sum => What::Sum,

@@ -24,7 +24,7 @@ pub enum Kind {
     Transfer,
 }
 
-struct Task {
+struct TaskNode {
     resource: Resource,
     kind: Kind,
     seconds: f64,
@@ -40,7 +40,7 @@ struct Task {
 /// Tasks with their order.
 #[derive(Default)]
 pub struct Tasks {
-    tasks: Vec<Task>,
+    tasks: Vec<TaskNode>,
     resources: usize,
 }
 
@@ -114,7 +114,7 @@ impl Tasks {
             waits += 1;
         }
         self.resources = self.resources.max(resource + 1);
-        self.tasks.push(Task {
+        self.tasks.push(TaskNode {
             resource,
             kind,
             seconds,

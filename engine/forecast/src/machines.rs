@@ -220,12 +220,12 @@ pub struct Cluster {
 }
 
 /// Text of a file, for line numbers.
-struct Source<'a> {
+struct SourceText<'a> {
     file: &'a str,
     text: &'a str,
 }
 
-impl Source<'_> {
+impl SourceText<'_> {
     fn wrong(&self, at: usize, message: impl std::fmt::Display) -> Error {
         let before = self.text.get(..at).unwrap_or(self.text);
         let line = before.matches('\n').count();
@@ -243,7 +243,7 @@ impl Source<'_> {
 }
 
 fn named<'m, T>(
-    source: &Source<'_>,
+    source: &SourceText<'_>,
     map: &'m BTreeMap<String, Arc<T>>,
     kind: &str,
     name: &Spanned<String>,
@@ -271,7 +271,7 @@ impl Cluster {
     /// # Errors
     /// [`Error::InvalidArgument`] with the invalid line, and what is expected there.
     pub fn parse(file: &str, text: &str) -> Result<Self> {
-        let source = Source { file, text };
+        let source = SourceText { file, text };
         let form: FileForm = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(text.len(), |span| span.start);
             source.wrong(at, error.message())

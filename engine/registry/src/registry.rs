@@ -158,7 +158,7 @@ impl Backend for Single {
 }
 
 /// A device and its backend.
-type Found<'a> = (&'a Arc<dyn Backend>, &'a Arc<dyn Device>);
+type DeviceMatch<'a> = (&'a Arc<dyn Backend>, &'a Arc<dyn Device>);
 
 /// Maximum number of reasons in an error. Others are counted.
 const MAX_REASONS: usize = 3;
@@ -274,7 +274,7 @@ impl Registry {
     }
 
     /// Returns the device called `name` and its backend.
-    fn find(&self, name: &str) -> Result<Found<'_>, RegistryError> {
+    fn find(&self, name: &str) -> Result<DeviceMatch<'_>, RegistryError> {
         // The backend of that name first: others may have to load libraries to list their devices.
         let has_name = |backend: &&Arc<dyn Backend>| backend.name().eq_ignore_ascii_case(name);
         let first = self.backends.iter().filter(has_name);

@@ -12,12 +12,12 @@ const KEPT: usize = 256;
 #[derive(Default)]
 pub(crate) struct Compiler {
     /// Cached results, least recently used first.
-    known: Vec<Entry>,
+    known: Vec<CachedCompilation>,
     /// Number of new compilations.
     pub compiled: usize,
 }
 
-struct Entry {
+struct CachedCompilation {
     device: usize,
     kind: u64,
     compiled: Arc<dyn Compiled>,
@@ -39,7 +39,7 @@ impl Compiler {
         cancel: &CancelToken,
     ) -> Result<Option<Arc<dyn Compiled>>> {
         let kind = kind(graph, nodes);
-        let is_same = |entry: &Entry| (entry.device, entry.kind) == (number, kind);
+        let is_same = |entry: &CachedCompilation| (entry.device, entry.kind) == (number, kind);
         let earlier = self.known.iter().position(is_same);
         let earlier = earlier.map(|at| self.known.remove(at).compiled);
         let result = device.compile(graph, nodes, earlier.as_ref(), cancel);
@@ -56,7 +56,7 @@ impl Compiler {
             if self.known.len() >= KEPT {
                 self.known.remove(0);
             }
-            self.known.push(Entry {
+            self.known.push(CachedCompilation {
                 device: number,
                 kind,
                 compiled,

@@ -160,14 +160,14 @@ struct Placer<'a> {
 }
 
 /// Uses of tensors.
-struct Neighbours {
+struct TensorUses {
     /// Computed nodes that read each tensor.
     readers: Vec<Vec<TensorId>>,
     /// Views of each tensor.
     views: Vec<Vec<TensorId>>,
 }
 
-impl Neighbours {
+impl TensorUses {
     /// Returns a node's result and its views.
     fn results(&self, id: TensorId) -> impl Iterator<Item = TensorId> + '_ {
         std::iter::once(id).chain(self.views[id.index()].iter().copied())
@@ -606,7 +606,7 @@ impl<'a> Placer<'a> {
     /// Moves cheap nodes to a device of their operands or users if this reduces the copied bytes:
     /// once in graph order, once in reverse.
     fn move_across_boundaries(&mut self) {
-        let mut neighbours = Neighbours {
+        let mut neighbours = TensorUses {
             readers: vec![Vec::new(); self.graph.len()],
             views: vec![Vec::new(); self.graph.len()],
         };
@@ -644,7 +644,7 @@ impl<'a> Placer<'a> {
         is_new && is_free && !is_expensive && !tensor.flags.output
     }
 
-    fn move_nearer(&mut self, id: TensorId, neighbours: &Neighbours) {
+    fn move_nearer(&mut self, id: TensorId, neighbours: &TensorUses) {
         let Some(here) = self.device(id) else { return };
         let operands = self.graph.tensor(id).operands();
         let operands = operands.filter_map(|(_, source)| self.device(source));
@@ -669,7 +669,7 @@ impl<'a> Placer<'a> {
 
     /// Returns the bytes that are copied if `id` is computed on `device`: operands that no other
     /// node needs there, and results for other devices.
-    fn bytes_copied(&self, id: TensorId, device: usize, neighbours: &Neighbours) -> usize {
+    fn bytes_copied(&self, id: TensorId, device: usize, neighbours: &TensorUses) -> usize {
         let bytes = |id: TensorId| self.graph.tensor(id).layout.bytes();
         let is_copied = |source: &TensorId| {
             let mut others = neighbours.readers[source.index()].iter();

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// A byte range of a memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Bytes {
+struct MemoryRange {
     memory: Memory,
     range: Range<usize>,
 }
@@ -28,8 +28,8 @@ enum Memory {
     Elsewhere(MemoryId),
 }
 
-impl Bytes {
-    fn overlap(&self, other: &Bytes) -> bool {
+impl MemoryRange {
+    fn overlap(&self, other: &MemoryRange) -> bool {
         self.memory == other.memory
             && self.range.start < other.range.end
             && other.range.start < self.range.end
@@ -37,7 +37,7 @@ impl Bytes {
 
     fn of_block(blocks: &Blocks, copy: usize, range: Range<usize>) -> Self {
         let block = blocks.get(copy);
-        Bytes {
+        MemoryRange {
             memory: Memory::Chunk(blocks.memory, block.chunk),
             range: block.offset + range.start..block.offset + range.end,
         }
@@ -56,7 +56,7 @@ impl Bytes {
         if let Some(stored) = &graph.tensor(owner).stored {
             let place = stored.tensor();
             let start = place.buffer.location().offset + place.slot.offset;
-            return Some(Bytes {
+            return Some(MemoryRange {
                 memory: Memory::Elsewhere(place.buffer.location().memory),
                 range: start + range.start..start + range.end,
             });
@@ -66,31 +66,31 @@ impl Bytes {
         if owner == id {
             range.end = range.end.max(blocks.get(copy).size);
         }
-        Some(Bytes::of_block(blocks, copy, range))
+        Some(MemoryRange::of_block(blocks, copy, range))
     }
 }
 
 /// Memory accesses of one action.
 #[derive(Debug, Default)]
 struct Accesses {
-    reads: Vec<Bytes>,
-    writes: Vec<Bytes>,
+    reads: Vec<MemoryRange>,
+    writes: Vec<MemoryRange>,
 }
 
 impl Accesses {
-    fn read(&mut self, bytes: Option<Bytes>) {
+    fn read(&mut self, bytes: Option<MemoryRange>) {
         self.reads
             .extend(bytes.filter(|bytes| !bytes.range.is_empty()));
     }
 
-    fn write(&mut self, bytes: Option<Bytes>) {
+    fn write(&mut self, bytes: Option<MemoryRange>) {
         self.writes
             .extend(bytes.filter(|bytes| !bytes.range.is_empty()));
     }
 
     fn new(plan: &Plan, work: Work, copy: usize) -> Self {
         let graph = &plan.lowered.graph;
-        let at = |id: TensorId| Bytes::of_tensor(plan, id, copy);
+        let at = |id: TensorId| MemoryRange::of_tensor(plan, id, copy);
         let mut all = Accesses::default();
         match work {
             Work::Inputs => {
@@ -123,9 +123,9 @@ impl Accesses {
                 }
                 // Devices may overwrite scratch memory.
                 all.write(
-                    plan.memory.workspaces[number]
-                        .as_ref()
-                        .map(|blocks| Bytes::of_block(blocks, copy, 0..blocks.get(copy).size)),
+                    plan.memory.workspaces[number].as_ref().map(|blocks| {
+                        MemoryRange::of_block(blocks, copy, 0..blocks.get(copy).size)
+                    }),
                 );
             }
         }
@@ -135,7 +135,7 @@ impl Accesses {
     /// Returns `None` if this action may run concurrently with the `earlier` one. Otherwise returns
     /// whether this action writes.
     fn conflict(&self, earlier: &Accesses) -> Option<bool> {
-        let meet = |mine: &[Bytes], theirs: &[Bytes]| {
+        let meet = |mine: &[MemoryRange], theirs: &[MemoryRange]| {
             mine.iter().any(|a| theirs.iter().any(|b| a.overlap(b)))
         };
         if meet(&self.writes, &earlier.reads) || meet(&self.writes, &earlier.writes) {
@@ -255,7 +255,7 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
             for (index, source) in graph.tensor(id).operands() {
                 touch_step(source, step, &mut steps);
                 let start = |id| {
-                    let bytes = Bytes::of_tensor(plan, id, 0);
+                    let bytes = MemoryRange::of_tensor(plan, id, 0);
                     bytes.map(|bytes| (bytes.memory, bytes.range.start))
                 };
                 let same = start(graph.memory_of(source)) == start(id);
@@ -327,9 +327,10 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
             }
             for (ca, cb) in (0..plan.copies).flat_map(|ca| (0..plan.copies).map(move |cb| (ca, cb)))
             {
-                if let (Some(p), Some(q)) =
-                    (Bytes::of_tensor(plan, a, ca), Bytes::of_tensor(plan, b, cb))
-                    && p.overlap(&q)
+                if let (Some(p), Some(q)) = (
+                    MemoryRange::of_tensor(plan, a, ca),
+                    MemoryRange::of_tensor(plan, b, cb),
+                ) && p.overlap(&q)
                 {
                     problems.push(format!(
                         "{a} and {b} are in use at the same time and share memory"

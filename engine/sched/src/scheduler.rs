@@ -42,7 +42,7 @@ pub struct Scheduler {
     options: Options,
     chunks: Chunks,
     compiler: Compiler,
-    loaded: Vec<Loaded>,
+    loaded: Vec<CachedPlan>,
     /// Position in `loaded` of the current graph.
     current: Option<usize>,
     clock: usize,
@@ -52,7 +52,7 @@ pub struct Scheduler {
 }
 
 /// A cached plan.
-struct Loaded {
+struct CachedPlan {
     plan: Arc<Plan>,
     last_use: usize,
     /// The plan bound to memory, or `None` while the memory is too small.
@@ -177,7 +177,7 @@ impl Scheduler {
         assignments: &Assignments,
         cancel: &CancelToken,
     ) -> Result<()> {
-        let fits = |loaded: &Loaded| loaded.plan.fits(graph, assignments);
+        let fits = |loaded: &CachedPlan| loaded.plan.fits(graph, assignments);
         let mut known = self.loaded.iter().position(fits);
         if known.is_none() || known != self.current {
             self.synchronize()?;
@@ -195,7 +195,7 @@ impl Scheduler {
             None => {
                 let plan = Arc::new(self.new_plan(graph, assignments)?);
                 self.make_room();
-                self.loaded.push(Loaded {
+                self.loaded.push(CachedPlan {
                     plan,
                     last_use: 0,
                     bound: None,
@@ -221,7 +221,7 @@ impl Scheduler {
     /// # Errors
     /// If work that was still in flight failed.
     pub fn unload(&mut self, graph: &Graph, assignments: &Assignments) -> Result<()> {
-        let fits = |loaded: &Loaded| loaded.plan.fits(graph, assignments);
+        let fits = |loaded: &CachedPlan| loaded.plan.fits(graph, assignments);
         let Some(index) = self.loaded.iter().position(fits) else {
             return Ok(());
         };
@@ -444,7 +444,7 @@ impl Scheduler {
         // Actions run one after the other, without the waits of the plan.
         self.synchronize()?;
         let index = self.current.ok_or_else(no_graph)?;
-        let Loaded {
+        let CachedPlan {
             plan,
             bound: Some(bound),
             ..

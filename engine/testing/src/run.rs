@@ -116,7 +116,7 @@ const GUARD: usize = 64;
 const UNWRITTEN: u8 = 0xff;
 
 /// Contents of memory after a run.
-struct Memory {
+struct MemorySnapshot {
     /// Bytes of each tensor that owns memory, by position in the graph.
     owners: Vec<Option<Vec<u8>>>,
     /// Description of changed bytes between tensors.
@@ -247,7 +247,7 @@ fn execute(
     case: &Case,
     inputs: &[Vec<u8>],
     weights: Option<&Arc<dyn BufferType>>,
-) -> Result<Result<Memory, String>> {
+) -> Result<Result<MemorySnapshot, String>> {
     let graph = match weights {
         None => case.graph.clone(),
         Some(memory) => match store_weights(case, inputs, memory)? {
@@ -384,7 +384,7 @@ impl Arena {
             .ok_or_else(|| Error::invalid(format!("tensor {id} has no place")))
     }
 
-    fn read(&self, graph: &Graph) -> Result<Memory> {
+    fn read(&self, graph: &Graph) -> Result<MemorySnapshot> {
         let mut all = vec![0; self.everything.layout().bytes()];
         self.everything.tensor().read(0, &mut all)?;
         let mut owners = vec![None; graph.len()];
@@ -409,6 +409,6 @@ impl Arena {
             }
             start = end;
         }
-        Ok(Memory { owners, damage })
+        Ok(MemorySnapshot { owners, damage })
     }
 }

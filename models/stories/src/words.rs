@@ -44,8 +44,8 @@ pub(crate) const FOODS: &[Food] = &[
 ];
 
 /// An outdoor place with three spots in it.
-pub(crate) type Place = (&'static str, [&'static str; 3]);
-pub(crate) const PLACES: &[Place] = &[
+pub(crate) type OutdoorPlace = (&'static str, [&'static str; 3]);
+pub(crate) const PLACES: &[OutdoorPlace] = &[
     ("park", ["the swings", "a tall tree", "the pond"]),
     ("garden", ["the flowers", "an old wall", "the apple tree"]),
     (

@@ -33,7 +33,7 @@ use std::collections::BTreeMap;
 
 /// An event of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum AnswerEvent {
     /// More reasoning.
     Reasoning(String),
     /// More content.
@@ -131,18 +131,18 @@ impl AnswerParser {
     }
 
     /// Parses the next text.
-    pub fn push(&mut self, text: &str) -> Vec<Event> {
+    pub fn push(&mut self, text: &str) -> Vec<AnswerEvent> {
         self.run(text, false)
     }
 
     /// Ends the answer.
-    pub fn finish(&mut self) -> Vec<Event> {
+    pub fn finish(&mut self) -> Vec<AnswerEvent> {
         self.run("", true)
     }
 
     /// Ends an answer that a limit cut off. Drops an incomplete mark, and an incomplete call
     /// without its name.
-    pub fn cut(&mut self) -> Vec<Event> {
+    pub fn cut(&mut self) -> Vec<AnswerEvent> {
         let held = match &self.machine {
             Kind::Plain(machine) => machine.held(),
             Kind::Channels(machine) => machine.held(),
@@ -171,7 +171,7 @@ impl AnswerParser {
         }
     }
 
-    fn run(&mut self, text: &str, is_end: bool) -> Vec<Event> {
+    fn run(&mut self, text: &str, is_end: bool) -> Vec<AnswerEvent> {
         match &mut self.machine {
             Kind::Plain(machine) => machine.run(text, is_end, &mut self.sink),
             Kind::Channels(machine) => machine.run(text, is_end, &mut self.sink),
@@ -220,24 +220,24 @@ impl Answer {
     }
 
     /// Adds the next events.
-    pub fn add(&mut self, events: Vec<Event>) {
+    pub fn add(&mut self, events: Vec<AnswerEvent>) {
         for event in events {
             match event {
-                Event::Reasoning(text) => self.reasoning += &text,
-                Event::Content(text) => self.content += &text,
-                Event::ToolCallStart { id, name, .. } => {
+                AnswerEvent::Reasoning(text) => self.reasoning += &text,
+                AnswerEvent::Content(text) => self.content += &text,
+                AnswerEvent::ToolCallStart { id, name, .. } => {
                     self.calls.push(AnswerCall {
                         id,
                         name,
                         ..AnswerCall::default()
                     });
                 }
-                Event::ToolArguments { index, text } => {
+                AnswerEvent::ToolArguments { index, text } => {
                     if let Some(call) = self.calls.get_mut(index) {
                         call.arguments += &text;
                     }
                 }
-                Event::ToolCallEnd { index, is_complete } => {
+                AnswerEvent::ToolCallEnd { index, is_complete } => {
                     if let Some(call) = self.calls.get_mut(index) {
                         call.is_complete = is_complete;
                     }
@@ -278,7 +278,7 @@ enum ArgumentKind {
 /// Collects the events of a machine.
 #[derive(Clone, Debug)]
 struct Sink {
-    events: Vec<Event>,
+    events: Vec<AnswerEvent>,
     reasoning: ReasoningFormat,
     ids: Ids,
     seed: u64,
@@ -317,8 +317,8 @@ impl Sink {
     fn content(&mut self, text: &str) {
         match self.events.last_mut() {
             _ if text.is_empty() => {}
-            Some(Event::Content(last)) => last.push_str(text),
-            _ => self.events.push(Event::Content(text.to_owned())),
+            Some(AnswerEvent::Content(last)) => last.push_str(text),
+            _ => self.events.push(AnswerEvent::Content(text.to_owned())),
         }
     }
 
@@ -327,8 +327,8 @@ impl Sink {
         if self.reasoning != ReasoningFormat::None {
             match self.events.last_mut() {
                 _ if text.is_empty() => {}
-                Some(Event::Reasoning(last)) => last.push_str(text),
-                _ => self.events.push(Event::Reasoning(text.to_owned())),
+                Some(AnswerEvent::Reasoning(last)) => last.push_str(text),
+                _ => self.events.push(AnswerEvent::Reasoning(text.to_owned())),
             }
         }
         self.thought_mark(text);
@@ -352,7 +352,7 @@ impl Sink {
             .filter(|id| !id.is_empty())
             .unwrap_or_else(|| self.made_id(index));
         self.text = Some(String::new());
-        self.events.push(Event::ToolCallStart {
+        self.events.push(AnswerEvent::ToolCallStart {
             index,
             id,
             name: name.to_owned(),
@@ -366,8 +366,10 @@ impl Sink {
         text.push_str(more);
         let number = self.calls - 1;
         match self.events.last_mut() {
-            Some(Event::ToolArguments { index, text }) if *index == number => text.push_str(more),
-            _ => self.events.push(Event::ToolArguments {
+            Some(AnswerEvent::ToolArguments { index, text }) if *index == number => {
+                text.push_str(more)
+            }
+            _ => self.events.push(AnswerEvent::ToolArguments {
                 index: number,
                 text: more.to_owned(),
             }),
@@ -377,7 +379,7 @@ impl Sink {
     fn end(&mut self) {
         if let Some(text) = self.text.take() {
             let is_complete = serde_json::from_str::<serde_json::Map<String, Value>>(&text).is_ok();
-            self.events.push(Event::ToolCallEnd {
+            self.events.push(AnswerEvent::ToolCallEnd {
                 index: self.calls - 1,
                 is_complete,
             });

@@ -19,7 +19,7 @@
 //! # From an answer to a message
 //!
 //! A [`Format`] describes as data how a model writes reasoning and calls. An [`AnswerParser`]
-//! parses an answer while it is generated and emits [`Event`]s, which it never retracts. An
+//! parses an answer while it is generated and emits [`AnswerEvent`]s, which it never retracts. An
 //! [`Answer`] is their sum, which does not depend on how the text is split. Text that looks like a
 //! call but is not one is content.
 //!
@@ -72,13 +72,15 @@ mod template;
 #[cfg(feature = "grammar")]
 pub use answer::CallGrammar;
 pub use answer::{
-    Answer, AnswerCall, AnswerOptions, AnswerParser, CallKeys, Calls, Channels, Event, FORMATS,
-    Format, HERMES, Ids, JsonCalls, LiteralCalls, NamedCalls, PLAIN, ReasoningFormat, Style,
-    TaggedCalls,
+    Answer, AnswerCall, AnswerEvent, AnswerOptions, AnswerParser, CallKeys, Calls, Channels,
+    FORMATS, Format, HERMES, Ids, JsonCalls, LiteralCalls, NamedCalls, PLAIN, ReasoningFormat,
+    Style, TaggedCalls,
 };
 pub use capabilities::Capabilities;
 pub use error::TemplateError;
 pub use guard::{Guard, Piece};
-pub use message::{Content, Function, FunctionCall, Message, Part, Role, Tool, ToolCall};
+pub use message::{
+    Content, ContentPart, Function, FunctionCall, Message, MessageRole, Tool, ToolCall,
+};
 pub use prompt::{ChatTemplate, Prompt, PromptOptions, Sources};
 pub use template::{BUILTIN, DateTime, Limits, Template};

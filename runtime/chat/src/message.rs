@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Author of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum MessageRole {
     /// Instructions for the model.
     System,
     /// Instructions for the model, under another name.
@@ -23,7 +23,7 @@ pub enum Role {
     Other(Arc<str>),
 }
 
-impl Role {
+impl MessageRole {
     /// Returns the name in JSON.
     pub fn name(&self) -> &str {
         match self {
@@ -37,13 +37,13 @@ impl Role {
     }
 }
 
-impl Serialize for Role {
+impl Serialize for MessageRole {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())
     }
 }
 
-impl<'de> Deserialize<'de> for Role {
+impl<'de> Deserialize<'de> for MessageRole {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         const LONGEST: usize = 64;
         let name = String::deserialize(deserializer)?;
@@ -79,7 +79,7 @@ pub enum Content {
     /// A text.
     Text(String),
     /// Several texts and images.
-    Parts(Vec<Part>),
+    Parts(Vec<ContentPart>),
 }
 
 impl Content {
@@ -96,7 +96,7 @@ impl Content {
             Self::Text(text) => Some(text.clone()),
             Self::Parts(parts) => {
                 let texts = parts.iter().map(|part| match part {
-                    Part::Text { text } => Some(text.as_str()),
+                    ContentPart::Text { text } => Some(text.as_str()),
                     _ => None,
                 });
                 Some(texts.collect::<Option<Vec<_>>>()?.join("\n"))
@@ -120,7 +120,7 @@ impl From<String> for Content {
 /// A part of a message's content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum Part {
+pub enum ContentPart {
     /// A text.
     #[serde(alias = "input_text", alias = "output_text")]
     Text {
@@ -198,7 +198,7 @@ fn text_or_json<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D:
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     /// Author of the message.
-    pub role: Role,
+    pub role: MessageRole,
     /// Content of the message.
     #[serde(default)]
     pub content: Content,
@@ -231,7 +231,7 @@ fn null_or_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ToolCa
 
 impl Message {
     /// Creates a message with content.
-    pub fn new(role: Role, content: impl Into<Content>) -> Self {
+    pub fn new(role: MessageRole, content: impl Into<Content>) -> Self {
         Self {
             role,
             content: content.into(),
@@ -244,24 +244,24 @@ impl Message {
 
     /// Creates a system message.
     pub fn system(content: impl Into<Content>) -> Self {
-        Self::new(Role::System, content)
+        Self::new(MessageRole::System, content)
     }
 
     /// Creates a user message.
     pub fn user(content: impl Into<Content>) -> Self {
-        Self::new(Role::User, content)
+        Self::new(MessageRole::User, content)
     }
 
     /// Creates a message of the model.
     pub fn assistant(content: impl Into<Content>) -> Self {
-        Self::new(Role::Assistant, content)
+        Self::new(MessageRole::Assistant, content)
     }
 
     /// Creates the result of a call.
     pub fn tool(id: impl Into<String>, content: impl Into<Content>) -> Self {
         Self {
             tool_call_id: Some(id.into()),
-            ..Self::new(Role::Tool, content)
+            ..Self::new(MessageRole::Tool, content)
         }
     }
 }
@@ -342,7 +342,7 @@ mod tests {
         .unwrap();
         assert_eq!(parts.content.text().as_deref(), Some("a\nb"));
         let robot: Message = serde_json::from_str(r#"{"role": "robot", "content": ""}"#).unwrap();
-        assert_eq!(robot.role, Role::Other("robot".into()));
+        assert_eq!(robot.role, MessageRole::Other("robot".into()));
         assert!(
             serde_json::to_string(&robot)
                 .unwrap()

@@ -5,7 +5,7 @@ use crate::answer::{Calls, Format, HERMES};
 use crate::capabilities::Capabilities;
 use crate::error::TemplateError;
 use crate::guard::{Guard, Piece, pieces, unmarked};
-use crate::message::{Content, Message, Part, Role, Tool, ToolCall};
+use crate::message::{Content, ContentPart, Message, MessageRole, Tool, ToolCall};
 use crate::template::{BUILTIN, DateTime, Template};
 use samite_text::{TokenizeError, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -253,7 +253,7 @@ impl ChatTemplate {
         let (messages, begun) = match messages.split_last() {
             Some((last, before))
                 if options.continue_last
-                    && last.role == Role::Assistant
+                    && last.role == MessageRole::Assistant
                     && last.tool_calls.is_empty() =>
             {
                 let text = last.content.text().unwrap_or_default();
@@ -358,12 +358,12 @@ fn fix_up(
     // All leading system messages become one.
     let leading = messages
         .iter()
-        .take_while(|message| matches!(message.role, Role::System | Role::Developer))
+        .take_while(|message| matches!(message.role, MessageRole::System | MessageRole::Developer))
         .count();
     let (system, rest) = messages.split_at(leading);
     match system {
         [one] if !needs_tools_explained => result.push(Message {
-            role: Role::System,
+            role: MessageRole::System,
             ..one.clone()
         }),
         [] if !needs_tools_explained => {}
@@ -404,8 +404,8 @@ fn fix_up(
     for message in rest {
         let mut message = message.clone();
         match message.role {
-            Role::Developer => message.role = Role::System,
-            Role::Assistant => {
+            MessageRole::Developer => message.role = MessageRole::System,
+            MessageRole::Assistant => {
                 calls = message
                     .tool_calls
                     .iter()
@@ -420,22 +420,22 @@ fn fix_up(
             }
             _ => {}
         }
-        if message.role == Role::System && !can.system_role {
+        if message.role == MessageRole::System && !can.system_role {
             let text = message.content.text().unwrap_or_default();
             merged = Some(merged.map_or_else(|| text.clone(), |before| before + "\n\n" + &text));
             continue;
         }
-        if message.role == Role::Tool && !can.tool_results {
+        if message.role == MessageRole::Tool && !can.tool_results {
             let text = message.content.text().unwrap_or_default();
             message = Message::user(format!("<tool_response>\n{text}\n</tool_response>"));
         }
         if let Some(text) = merged.take() {
-            if message.role == Role::User {
+            if message.role == MessageRole::User {
                 message.content = match message.content {
                     Content::Parts(mut parts) => {
                         parts.insert(
                             0,
-                            Part::Text {
+                            ContentPart::Text {
                                 text: text + "\n\n",
                             },
                         );
@@ -447,7 +447,7 @@ fn fix_up(
                 result.push(Message::user(text));
             }
         }
-        if message.role == Role::Tool {
+        if message.role == MessageRole::Tool {
             result.push(message);
             result[results_from..].sort_by_key(|result| {
                 let id = result.tool_call_id.as_deref();
@@ -480,15 +480,15 @@ fn show(message: &Message, can: Capabilities, guard: &Guard) -> Result<Value, (S
     let mut shown = Map::new();
     shown.insert("role".to_owned(), message.role.name().into());
     let mark = |text: &str| {
-        let is_free = |found: &str| message.role == Role::Assistant && is_thought(found);
+        let is_free = |found: &str| message.role == MessageRole::Assistant && is_thought(found);
         Value::from(guard.mark(text, is_free))
     };
     let content = match &message.content {
         Content::Parts(parts) if can.typed_content => {
             let parts = parts.iter().map(|part| match part {
-                Part::Text { text } => json!({"type": "text", "text": mark(text)}),
-                Part::ImageUrl { .. } => json!({"type": "image"}),
-                Part::InputAudio { .. } => json!({"type": "audio"}),
+                ContentPart::Text { text } => json!({"type": "text", "text": mark(text)}),
+                ContentPart::ImageUrl { .. } => json!({"type": "image"}),
+                ContentPart::InputAudio { .. } => json!({"type": "audio"}),
             });
             Value::Array(parts.collect())
         }

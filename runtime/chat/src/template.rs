@@ -158,7 +158,7 @@ impl Template {
         let template = environment
             .get_template(NAME)
             .map_err(|error| template_error(&error, false))?;
-        let mut output = Output {
+        let mut output = LimitedOutput {
             text: Vec::new(),
             limit: self.limits.output,
         };
@@ -185,12 +185,12 @@ fn guarded<T>(act: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
 }
 
 /// Output with a size limit.
-struct Output {
+struct LimitedOutput {
     text: Vec<u8>,
     limit: usize,
 }
 
-impl Write for Output {
+impl Write for LimitedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.text.extend_from_slice(bytes);
         if self.text.len() > self.limit {

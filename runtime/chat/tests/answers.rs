@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_chat::{
-    Answer, AnswerOptions, AnswerParser, Event, FORMATS, Format, PLAIN, ReasoningFormat, Tool,
+    Answer, AnswerEvent, AnswerOptions, AnswerParser, FORMATS, Format, PLAIN, ReasoningFormat, Tool,
 };
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -420,7 +420,7 @@ fn arguments_stream_and_what_was_told_stays() {
         let events = parser.push(&case.answer[at..at + c.len_utf8()]);
         deltas += events
             .iter()
-            .filter(|event| matches!(event, Event::ToolArguments { .. }))
+            .filter(|event| matches!(event, AnswerEvent::ToolArguments { .. }))
             .count();
     }
     assert!(deltas > 60, "{deltas}");

@@ -5,8 +5,8 @@
 
 use proptest::prelude::*;
 use samite_chat::{
-    BUILTIN, ChatTemplate, Content, DateTime, Guard, Limits, Message, Part, Piece, PromptOptions,
-    Role, Sources, Template, TemplateError, Tool, ToolCall,
+    BUILTIN, ChatTemplate, Content, ContentPart, DateTime, Guard, Limits, Message, MessageRole,
+    Piece, PromptOptions, Sources, Template, TemplateError, Tool, ToolCall,
 };
 use samite_text::{Tokenizer, TokenizerModel, VocabData};
 use serde_json::json;
@@ -62,15 +62,18 @@ const ALL: &str = "{% if tools %}{{ tools|tojson }}\n{% endif %}{% for m in mess
 fn messages_of_developers_and_several_of_the_system_are_one() {
     let messages = [
         Message::system("a"),
-        Message::new(Role::Developer, "b"),
+        Message::new(MessageRole::Developer, "b"),
         Message::user("c"),
-        Message::new(Role::Developer, "d"),
+        Message::new(MessageRole::Developer, "d"),
     ];
     assert_eq!(
         prompt(ALL, &messages, &options()),
         "system:a\n\nb;user:c;system:d;assistant:<think>"
     );
-    let one = [Message::new(Role::Developer, "b"), Message::user("c")];
+    let one = [
+        Message::new(MessageRole::Developer, "b"),
+        Message::user("c"),
+    ];
     assert_eq!(
         prompt(ALL, &one, &options()),
         "system:b;user:c;assistant:<think>"
@@ -150,8 +153,8 @@ fn a_template_without_tools_has_them_explained() {
 
 #[test]
 fn contents_have_the_kind_that_the_template_shows() {
-    let parts = |parts: Vec<Part>| [Message::user(Content::Parts(parts))];
-    let text = |text: &str| Part::Text {
+    let parts = |parts: Vec<ContentPart>| [Message::user(Content::Parts(parts))];
+    let text = |text: &str| ContentPart::Text {
         text: text.to_owned(),
     };
     let only_text = "{% for m in messages %}{{ m.content + ';' }}{% endfor %}";
@@ -164,7 +167,7 @@ fn contents_have_the_kind_that_the_template_shows() {
         prompt(only_parts, &[Message::user("a")], &options()),
         "[text a]"
     );
-    let picture = Part::ImageUrl {
+    let picture = ContentPart::ImageUrl {
         image_url: json!({"url": "data:"}),
     };
     assert_eq!(
@@ -482,7 +485,7 @@ proptest! {
             let parts = Content::Parts(
                 texts[2..5]
                     .iter()
-                    .map(|text| Part::Text { text: text.clone() })
+                    .map(|text| ContentPart::Text { text: text.clone() })
                     .collect(),
             );
             let mut result = Message::tool(texts[1].as_str(), texts[5].as_str());

@@ -24,34 +24,34 @@ pub struct Gbnf {
 #[derive(Clone, Debug)]
 struct Rule {
     name: String,
-    body: Node,
+    body: GbnfNode,
 }
 
 /// A part of a rule.
 #[derive(Clone, Debug)]
-struct Node {
+struct GbnfNode {
     /// Unique id in the grammar.
     id: usize,
-    place: Place,
+    place: SourcePosition,
     kind: Kind,
 }
 
 /// Ignores ids and places: equal nodes derive the same texts.
-impl PartialEq for Node {
+impl PartialEq for GbnfNode {
     fn eq(&self, other: &Self) -> bool {
         self.kind == other.kind
     }
 }
 
-impl Eq for Node {}
+impl Eq for GbnfNode {}
 
-impl PartialOrd for Node {
+impl PartialOrd for GbnfNode {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Node {
+impl Ord for GbnfNode {
     fn cmp(&self, other: &Self) -> Ordering {
         self.kind.cmp(&other.kind)
     }
@@ -59,7 +59,7 @@ impl Ord for Node {
 
 /// Position in the source text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Place {
+struct SourcePosition {
     line: usize,
     column: usize,
 }
@@ -69,11 +69,11 @@ enum Kind {
     /// One character of a set.
     Chars(CharSet),
     /// One after another; derives the empty text if empty.
-    Sequence(Vec<Node>),
+    Sequence(Vec<GbnfNode>),
     /// One of these.
-    Choice(Vec<Node>),
+    Choice(Vec<GbnfNode>),
     Repeat {
-        node: Box<Node>,
+        node: Box<GbnfNode>,
         least: u32,
         /// `None` for no limit.
         most: Option<u32>,

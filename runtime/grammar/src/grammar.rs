@@ -3,7 +3,7 @@
 use crate::constraint::GrammarConstraint;
 use crate::error::{GrammarError, Result};
 use crate::gbnf::Gbnf;
-use crate::parts::{self, Part};
+use crate::parts::{self, GrammarPart};
 use crate::schema;
 use crate::vocabulary::{GrammarVocabulary, byte_factory};
 use llguidance::api::TopLevelGrammar;
@@ -23,7 +23,7 @@ enum Form {
     Schema(Value),
     Regex(String),
     Gbnf(Gbnf),
-    Parts(Part),
+    Parts(GrammarPart),
 }
 
 impl Grammar {
@@ -69,15 +69,15 @@ impl Grammar {
     }
 
     /// Creates a grammar composed of parts.
-    pub fn parts(part: Part) -> Self {
+    pub fn parts(part: GrammarPart) -> Self {
         Grammar(Form::Parts(part))
     }
 
     /// Returns a grammar for texts of this one and for texts of `part`. Returns `None` if this one
     /// was not made from parts.
-    pub fn or(self, part: Part) -> Option<Self> {
+    pub fn or(self, part: GrammarPart) -> Option<Self> {
         match self.0 {
-            Form::Parts(own) => Some(Self::parts(Part::OneOf(vec![own, part]))),
+            Form::Parts(own) => Some(Self::parts(GrammarPart::OneOf(vec![own, part]))),
             _ => None,
         }
     }

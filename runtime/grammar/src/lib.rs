@@ -1,8 +1,8 @@
 //! Constrains generated text to a grammar.
 //!
 //! A [`Grammar`] is a JSON schema, a regular expression, GBNF (llama.cpp's grammar format), or
-//! composed of [`Part`]s. With a [`GrammarVocabulary`] it becomes a [`GrammarConstraint`], which
-//! tells a [`Sampler`](samite_text::Sampler) which tokens may follow:
+//! composed of [`GrammarPart`]s. With a [`GrammarVocabulary`] it becomes a [`GrammarConstraint`],
+//! which tells a [`Sampler`](samite_text::Sampler) which tokens may follow:
 //!
 //! ```
 //! use samite_grammar::{Grammar, GrammarVocabulary};
@@ -33,7 +33,7 @@
 //! | `schema.rs` | the enforced subset of JSON Schema; rejects other keywords by name |
 //! | `gbnf.rs` | [`Gbnf`]: parsed (`parse.rs`) and checked (`check.rs`) |
 //! | `gbnf/lexemes.rs`, `gbnf/lark.rs` | splits a grammar into lexemes; prints it for the engine |
-//! | `parts.rs` | [`Part`]: grammars that a program composes of texts and schemas |
+//! | `parts.rs` | [`GrammarPart`]: grammars that a program composes of texts and schemas |
 //! | `vocabulary.rs` | [`GrammarVocabulary`]: the trie of all tokens, built once |
 //! | `constraint.rs` | [`GrammarConstraint`]: the state of a text |
 //! | `digits.rs` | limits the digits of numbers in JSON |
@@ -58,5 +58,5 @@ pub use error::{GrammarError, Result};
 pub use gbnf::Gbnf;
 pub use grammar::Grammar;
 pub use lazy::{Lazy, Trigger};
-pub use parts::Part;
+pub use parts::GrammarPart;
 pub use vocabulary::GrammarVocabulary;

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 /// A part of a composed grammar.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
+pub enum GrammarPart {
     /// A fixed text. A control token's name in it stands for that token.
     Text(String),
     /// A match of a regular expression, which must not be empty.
@@ -18,13 +18,13 @@ pub enum Part {
     /// Any text up to and including the first occurrence of this one.
     Through(String),
     /// One of these.
-    OneOf(Vec<Part>),
+    OneOf(Vec<GrammarPart>),
     /// All of these, in order.
-    Sequence(Vec<Part>),
+    Sequence(Vec<GrammarPart>),
     /// A repeated part.
     Repeat {
         /// Repeated part.
-        part: Box<Part>,
+        part: Box<GrammarPart>,
         /// Minimum count.
         least: u32,
         /// Maximum count; `None` for no limit.
@@ -32,10 +32,10 @@ pub enum Part {
     },
 }
 
-impl Part {
+impl GrammarPart {
     /// Returns a part for a fixed text.
     pub fn text(text: impl Into<String>) -> Self {
-        Part::Text(text.into())
+        GrammarPart::Text(text.into())
     }
 
     /// Returns a part for JSON that conforms to a schema. The whole schema is enforced.
@@ -43,31 +43,34 @@ impl Part {
     /// # Errors
     /// Fails like [`Grammar::json_schema`](crate::Grammar::json_schema).
     pub fn json_schema(text: &str) -> Result<Self> {
-        Ok(Part::Json(prepare(text)?))
+        Ok(GrammarPart::Json(prepare(text)?))
     }
 
     /// Returns true if all text except literals and expressions is JSON. Free text would confuse
     /// the scanner of JSON strings.
     pub(crate) fn is_json(&self) -> bool {
-        self.any(&|part| matches!(part, Part::Json(_)))
-            && !self.any(&|part| matches!(part, Part::Through(_)))
+        self.any(&|part| matches!(part, GrammarPart::Json(_)))
+            && !self.any(&|part| matches!(part, GrammarPart::Through(_)))
     }
 
     /// Returns true if `is_such` holds for this part or one within it.
-    fn any(&self, is_such: &impl Fn(&Part) -> bool) -> bool {
+    fn any(&self, is_such: &impl Fn(&GrammarPart) -> bool) -> bool {
         is_such(self)
             || match self {
-                Part::Text(_) | Part::Regex(_) | Part::Json(_) | Part::Through(_) => false,
-                Part::OneOf(parts) | Part::Sequence(parts) => {
+                GrammarPart::Text(_)
+                | GrammarPart::Regex(_)
+                | GrammarPart::Json(_)
+                | GrammarPart::Through(_) => false,
+                GrammarPart::OneOf(parts) | GrammarPart::Sequence(parts) => {
                     parts.iter().any(|part| part.any(is_such))
                 }
-                Part::Repeat { part, .. } => part.any(is_such),
+                GrammarPart::Repeat { part, .. } => part.any(is_such),
             }
     }
 
     /// Makes a part optional.
-    pub fn optional(part: Part) -> Self {
-        Part::Repeat {
+    pub fn optional(part: GrammarPart) -> Self {
+        GrammarPart::Repeat {
             part: Box::new(part),
             least: 0,
             most: Some(1),
@@ -79,8 +82,8 @@ impl Part {
 const DEEPEST: usize = 100;
 
 /// Translates a part into the engine's language, with a vocabulary's [`control_tokens`].
-pub(crate) fn to_lark<'p>(part: &'p Part, controls: &'p [(String, u32)]) -> Result<String> {
-    let mut printer = Printer {
+pub(crate) fn to_lark<'p>(part: &'p GrammarPart, controls: &'p [(String, u32)]) -> Result<String> {
+    let mut printer = PartPrinter {
         controls,
         rules: Vec::new(),
         text: String::new(),
@@ -112,17 +115,17 @@ pub(crate) fn control_tokens(vocabulary: &Tokenizer) -> Vec<(String, u32)> {
     all
 }
 
-struct Printer<'p> {
+struct PartPrinter<'p> {
     controls: &'p [(String, u32)],
     /// Parts that may occur more than once, each with its text.
-    rules: Vec<(&'p Part, String)>,
+    rules: Vec<(&'p GrammarPart, String)>,
     text: String,
     lexemes: Vec<String>,
 }
 
-impl<'p> Printer<'p> {
+impl<'p> PartPrinter<'p> {
     /// Emits a part as a rule; further occurrences only refer to it.
-    fn rule(&mut self, part: &'p Part, depth: usize) -> Result<()> {
+    fn rule(&mut self, part: &'p GrammarPart, depth: usize) -> Result<()> {
         let number = match self.rules.iter().position(|(known, _)| *known == part) {
             Some(number) => number,
             None => {
@@ -138,31 +141,31 @@ impl<'p> Printer<'p> {
         Ok(())
     }
 
-    fn part(&mut self, part: &'p Part, depth: usize) -> Result<()> {
+    fn part(&mut self, part: &'p GrammarPart, depth: usize) -> Result<()> {
         match part {
-            Part::Json(_) | Part::OneOf(_) => self.rule(part, depth),
+            GrammarPart::Json(_) | GrammarPart::OneOf(_) => self.rule(part, depth),
             _ => self.body(part, depth),
         }
     }
 
-    fn body(&mut self, part: &'p Part, depth: usize) -> Result<()> {
+    fn body(&mut self, part: &'p GrammarPart, depth: usize) -> Result<()> {
         if depth > DEEPEST {
             let message = format!("parts are more than {DEEPEST} deep in each other");
             return Err(GrammarError::TooLarge(message));
         }
         match part {
-            Part::Text(text) => self.literal(text),
-            Part::Regex(expression) => self.lexeme(&escaped(expression)),
-            Part::Json(schema) => {
+            GrammarPart::Text(text) => self.literal(text),
+            GrammarPart::Regex(expression) => self.lexeme(&escaped(expression)),
+            GrammarPart::Json(schema) => {
                 let schema = lenient(schema);
                 check_numbers(&schema, "#")?;
                 let _ = write!(self.text, "%json {schema}");
             }
-            Part::Through(end) => self.through(end),
-            Part::OneOf(parts) => self.list(parts, " | ", depth)?,
-            Part::Sequence(parts) => self.list(parts, " ", depth)?,
-            Part::Repeat { most: Some(0), .. } => self.literal(""),
-            Part::Repeat { part, least, most } => {
+            GrammarPart::Through(end) => self.through(end),
+            GrammarPart::OneOf(parts) => self.list(parts, " | ", depth)?,
+            GrammarPart::Sequence(parts) => self.list(parts, " ", depth)?,
+            GrammarPart::Repeat { most: Some(0), .. } => self.literal(""),
+            GrammarPart::Repeat { part, least, most } => {
                 self.text.push('(');
                 self.part(part, depth + 1)?;
                 let most = most.map(|most| most.to_string()).unwrap_or_default();
@@ -172,7 +175,7 @@ impl<'p> Printer<'p> {
         Ok(())
     }
 
-    fn list(&mut self, parts: &'p [Part], between: &str, depth: usize) -> Result<()> {
+    fn list(&mut self, parts: &'p [GrammarPart], between: &str, depth: usize) -> Result<()> {
         if parts.is_empty() {
             self.text.push_str("\"\"");
             return Ok(());

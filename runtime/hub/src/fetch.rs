@@ -14,7 +14,7 @@ use ureq::http::{StatusCode, header};
 
 /// Progress of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum DownloadProgress {
     /// This many bytes of the file have been received.
     Received(u64),
     /// This many bytes of the file have been hashed.
@@ -47,7 +47,7 @@ impl Hub {
         cache: &Cache,
         listing: &Listing,
         wanted: &RemoteFile,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(DownloadProgress),
         cancel: &CancelToken,
     ) -> Result<PathBuf> {
         let check = || cancel.check().map_err(|_| Error::Cancelled);
@@ -86,13 +86,13 @@ impl Hub {
         &self,
         unfinished: &mut Unfinished<'_>,
         listing: &Listing,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(DownloadProgress),
         cancel: &CancelToken,
     ) -> Result<()> {
         let url = self.address(listing, &unfinished.wanted.path);
         let mut attempt = 0;
         let mut reached = unfinished.length;
-        progress(Progress::Received(unfinished.length));
+        progress(DownloadProgress::Received(unfinished.length));
         while unfinished.length < unfinished.wanted.size {
             let Err(failed) = self.receive(&url, unfinished, progress, cancel) else {
                 continue;
@@ -119,7 +119,7 @@ impl Hub {
         &self,
         url: &str,
         unfinished: &mut Unfinished<'_>,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(DownloadProgress),
         cancel: &CancelToken,
     ) -> Result<(), Failed> {
         let size = unfinished.wanted.size;
@@ -175,7 +175,7 @@ impl Hub {
                 .into());
             }
             unfinished.append(&piece[..count])?;
-            progress(Progress::Received(unfinished.length));
+            progress(DownloadProgress::Received(unfinished.length));
         }
         if unfinished.length < size {
             return Err(Failed {
@@ -229,7 +229,7 @@ impl<'a> Unfinished<'a> {
     /// large files, git's hash for others.
     fn verify(
         &mut self,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(DownloadProgress),
         check: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         let io = || Error::io(&self.path);
@@ -254,7 +254,7 @@ impl<'a> Unfinished<'a> {
             }
             hash.update(&piece[..count]);
             done += count as u64;
-            progress(Progress::Checked(done));
+            progress(DownloadProgress::Checked(done));
         }
         let bytes = hash.finish();
         let found: String = bytes

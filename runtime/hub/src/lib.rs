@@ -27,6 +27,6 @@ pub use cache::{Cache, Cached};
 pub use client::{Hub, HubOptions};
 pub use download::download;
 pub use error::{Error, Result};
-pub use fetch::Progress;
+pub use fetch::DownloadProgress;
 pub use listing::{Listing, RemoteFile};
 pub use reference::Reference;

@@ -4,7 +4,7 @@
 use ring::digest::{SHA256, digest};
 use samite_core::CancelToken;
 use samite_core::environment::{Clock, SystemClock};
-use samite_hub::{Cache, Error, Hub, HubOptions, Listing, Progress, Reference};
+use samite_hub::{Cache, DownloadProgress, Error, Hub, HubOptions, Listing, Reference};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -260,9 +260,9 @@ fn a_model_comes_whole_and_only_once() {
     assert!(path.ends_with(format!(
         "models--owner--name/snapshots/{COMMIT}/m-Q4_K_M.gguf"
     )));
-    assert_eq!(heard.first(), Some(&Progress::Received(0)));
-    assert_eq!(heard.last(), Some(&Progress::Checked(1_000_000)));
-    assert!(heard.contains(&Progress::Received(1_000_000)));
+    assert_eq!(heard.first(), Some(&DownloadProgress::Received(0)));
+    assert_eq!(heard.last(), Some(&DownloadProgress::Checked(1_000_000)));
+    assert!(heard.contains(&DownloadProgress::Received(1_000_000)));
     #[cfg(unix)]
     assert!(
         std::fs::read_link(&path)
@@ -412,7 +412,7 @@ fn another_process_goes_on_too() {
         &listing,
         file,
         &mut |progress| {
-            if matches!(progress, Progress::Received(100_000..)) {
+            if matches!(progress, DownloadProgress::Received(100_000..)) {
                 stop.cancel();
             }
         },

@@ -18,14 +18,14 @@ use std::collections::BTreeMap;
 
 /// Statistics of one weight's input.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Entry {
+struct InputStatistics {
     /// Sums of squares by column. The sums of several matrices follow each other.
     sums: Vec<f64>,
     /// Number of summed rows by matrix, or one number for all matrices.
     counts: Vec<u64>,
 }
 
-impl Entry {
+impl InputStatistics {
     /// Allocates an empty entry with these sizes, or checks the sizes of an existing one.
     fn of_size(&mut self, weight: &str, sums: usize, counts: usize) -> Result<(), String> {
         if self.counts.is_empty() {
@@ -75,7 +75,7 @@ impl Entry {
 /// Importance of the columns of a model's weights.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImportanceMatrix {
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, InputStatistics>,
     datasets: Vec<String>,
     chunks: u64,
     /// Tokens of a chunk. Unknown in files of the older format, which count chunks instead of rows.
@@ -123,7 +123,7 @@ impl ImportanceMatrix {
             let sums = importance.into_iter().map(f64::from).collect();
             (
                 weight,
-                Entry {
+                InputStatistics {
                     sums,
                     counts: vec![1],
                 },
@@ -233,7 +233,7 @@ impl ImportanceMatrix {
     /// Returns the importance of a weight's columns, one matrix after the other, or `None` if it is
     /// unknown.
     pub fn importance(&self, weight: &str) -> Option<Vec<f32>> {
-        self.entries.get(weight).map(Entry::importance)
+        self.entries.get(weight).map(InputStatistics::importance)
     }
 }
 

@@ -104,7 +104,7 @@ impl Mixture {
     }
 
     /// Returns the type for `tensor`.
-    fn choose(&self, tensor: &TensorInfo, place: Place, model: &Traits) -> DType {
+    fn choose(&self, tensor: &TensorInfo, place: TensorPosition, model: &Traits) -> DType {
         use DType::*;
         let part = Part::from_name(&tensor.name);
         let is_output = part == Part::Output || part == Part::Embedding && !model.has_output;
@@ -160,7 +160,7 @@ impl Mixture {
     }
 
     /// Applies the rules of the mixtures with one and two bits.
-    fn choose_of_two_bits(&self, part: Part, place: Place, model: &Traits) -> DType {
+    fn choose_of_two_bits(&self, part: Part, place: TensorPosition, model: &Traits) -> DType {
         use DType::*;
         let is_larger = matches!(self.name, "IQ2_S" | "IQ2_M");
         let better = if is_larger { IQ3_S } else { Q2_K };
@@ -176,7 +176,7 @@ impl Mixture {
         }
     }
 
-    fn choose_for_values(&self, place: Place, model: &Traits) -> DType {
+    fn choose_for_values(&self, place: TensorPosition, model: &Traits) -> DType {
         use DType::*;
         let are_shared = model.shared >= 4;
         let chosen = match self.name {
@@ -201,7 +201,7 @@ impl Mixture {
         }
     }
 
-    fn choose_for_down(&self, place: Place, model: &Traits) -> DType {
+    fn choose_for_down(&self, place: TensorPosition, model: &Traits) -> DType {
         use DType::*;
         let is_important = is_important(place.layer, place.layers);
         match self.name {
@@ -298,7 +298,7 @@ impl Part {
 
 /// Position of a tensor among those of its part.
 #[derive(Clone, Copy)]
-struct Place {
+struct TensorPosition {
     /// Number of such tensors before it.
     nth: usize,
     /// Layer of the tensor. In models with experts, where layers have different numbers of such
@@ -308,7 +308,7 @@ struct Place {
     layers: usize,
 }
 
-impl Place {
+impl TensorPosition {
     fn is_early(self) -> bool {
         self.layer < self.layers / 8
     }
@@ -390,7 +390,7 @@ impl Traits {
 
     /// Returns the place of each tensor that is converted, in the order of layers: files may have
     /// any order.
-    fn places(&self, tensors: &[TensorInfo]) -> Vec<Option<Place>> {
+    fn places(&self, tensors: &[TensorInfo]) -> Vec<Option<TensorPosition>> {
         let mut order: Vec<_> = tensors
             .iter()
             .enumerate()
@@ -404,7 +404,7 @@ impl Traits {
             let count = seen.entry(Part::from_name(name)).or_insert(0usize);
             let nth = *count;
             let in_name = layer.filter(|_| self.experts > 1);
-            places[index] = Some(Place {
+            places[index] = Some(TensorPosition {
                 nth,
                 layer: in_name.unwrap_or(nth),
                 layers: self.layers,
@@ -579,7 +579,7 @@ pub struct QuantizeOptions<'a> {
 
 impl QuantizeOptions<'_> {
     /// Returns the type for a tensor. `place` is set if the tensor is [converted](is_converted).
-    fn choose(&self, tensor: &TensorInfo, place: Option<Place>, model: &Traits) -> DType {
+    fn choose(&self, tensor: &TensorInfo, place: Option<TensorPosition>, model: &Traits) -> DType {
         let part = Part::from_name(&tensor.name);
         let Some(place) = place.filter(|_| !(part == Part::Output && self.types.keep_output))
         else {
@@ -649,7 +649,7 @@ fn field(tensor: &TensorInfo) -> String {
 pub fn plan(source: &GgufFile, options: &QuantizeOptions<'_>) -> Result<Vec<Conversion>, Error> {
     let model = Traits::from_file(source, options.importance.is_some())?;
     let places = model.places(source.tensors());
-    let convert = |(tensor, place): (&TensorInfo, Option<Place>)| {
+    let convert = |(tensor, place): (&TensorInfo, Option<TensorPosition>)| {
         let to = options.choose(tensor, place, &model);
         let is_weighed = to != tensor.dtype && options.importance_of(tensor)?.is_some();
         if to != tensor.dtype {

@@ -46,7 +46,7 @@ pub struct SavedSequence {
     positions: Vec<i32>,
     /// Positions that layers with a window still have.
     window: Vec<i32>,
-    tensors: Vec<Rows>,
+    tensors: Vec<CacheRows>,
 }
 
 /// State of a generation when it stopped.
@@ -61,7 +61,7 @@ pub(crate) struct Stopped {
 
 /// Rows of one tensor of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Rows {
+struct CacheRows {
     name: String,
     dtype: DType,
     width: usize,
@@ -143,7 +143,7 @@ pub(crate) fn runs(rows: &[usize]) -> impl Iterator<Item = (usize, &[usize])> {
     })
 }
 
-impl Rows {
+impl CacheRows {
     fn read(tensor: &StoredTensor, rows: &[usize]) -> Result<Self> {
         let layout = tensor.layout();
         let row = layout.row_bytes();
@@ -152,7 +152,7 @@ impl Rows {
             let into = &mut bytes[at * row..(at + run.len()) * row];
             tensor.tensor().read(run[0] * row, into)?;
         }
-        Ok(Rows {
+        Ok(CacheRows {
             name: tensor.name().to_owned(),
             dtype: layout.dtype(),
             width: layout.shape()[0],
@@ -248,7 +248,7 @@ impl SavedSequence {
     }
 
     /// Returns the rows that are written; tensors without rows are omitted.
-    fn kept(&self) -> impl Iterator<Item = &Rows> {
+    fn kept(&self) -> impl Iterator<Item = &CacheRows> {
         self.tensors.iter().filter(|rows| rows.count > 0)
     }
 
@@ -395,7 +395,7 @@ impl SavedSequence {
             let mut bytes = try_filled(0, Some(info.size), "a saved sequence")?;
             file.read_tensor_into(info, &mut bytes)?;
             let [width, count, ..] = info.shape;
-            tensors.push(Rows {
+            tensors.push(CacheRows {
                 name: info.name.to_string(),
                 dtype: info.dtype,
                 width,
@@ -443,7 +443,7 @@ impl SavedSequence {
         Ok(saved)
     }
 
-    fn rows_of(&self, tensor: &StoredTensor) -> Option<&Rows> {
+    fn rows_of(&self, tensor: &StoredTensor) -> Option<&CacheRows> {
         self.tensors.iter().find(|rows| rows.name == tensor.name())
     }
 }
@@ -503,7 +503,7 @@ impl Context {
         let state = cache.states.as_ref().map(|states| states.row(sequence));
         let state: Vec<usize> = state.into_iter().filter(|&row| row > 0).collect();
         let tensors = places(cache, [&cells, &windowed, &state])
-            .map(|(tensor, rows)| Rows::read(tensor, rows))
+            .map(|(tensor, rows)| CacheRows::read(tensor, rows))
             .collect::<Result<_>>()?;
         Ok(SavedSequence {
             model: self.model().name().to_owned(),
@@ -669,7 +669,7 @@ mod tests {
 
     #[test]
     fn numbers_that_are_not_finite_are_neither_written_nor_read() {
-        let rows = |dtype, bytes: &[u8]| Rows {
+        let rows = |dtype, bytes: &[u8]| CacheRows {
             name: "cache_k_l0".to_owned(),
             dtype,
             width: 1,
@@ -726,7 +726,7 @@ mod tests {
             assert_ne!(other.checksum(), saved.checksum(), "{number}");
         }
         let mut other = saved.clone();
-        other.tensors.push(Rows {
+        other.tensors.push(CacheRows {
             name: "k".to_owned(),
             dtype: DType::F32,
             width: 1,

@@ -14,7 +14,7 @@ const EXTENSION: &str = "samite-text";
 
 /// A file of the cache.
 #[derive(Debug)]
-struct Entry {
+struct CacheFile {
     path: PathBuf,
     /// Identity of the adapters that it was computed with.
     adapters: u64,
@@ -31,7 +31,7 @@ pub(crate) struct DiskTexts {
     model: u64,
     most_bytes: u64,
     /// Files from least to most recently used.
-    entries: Vec<Entry>,
+    entries: Vec<CacheFile>,
 }
 
 impl DiskTexts {
@@ -63,7 +63,7 @@ impl DiskTexts {
             let bytes = metadata.len();
             found.push((
                 modified,
-                Entry {
+                CacheFile {
                     path,
                     adapters,
                     tokens,
@@ -174,7 +174,7 @@ impl DiskTexts {
         }
         let bytes = std::fs::metadata(&path).map_or(bytes, |metadata| metadata.len());
         let tokens = saved.tokens.clone();
-        let is_covered = |entry: &Entry| {
+        let is_covered = |entry: &CacheFile| {
             let is_beginning = can_cut
                 && entry.adapters == adapters
                 && !entry.tokens.is_empty()
@@ -185,11 +185,11 @@ impl DiskTexts {
             .into_iter()
             .partition(is_covered);
         self.entries = others;
-        let covered: Vec<Entry> = covered;
+        let covered: Vec<CacheFile> = covered;
         for entry in covered.iter().filter(|entry| entry.path != path) {
             let _ = std::fs::remove_file(&entry.path);
         }
-        self.entries.push(Entry {
+        self.entries.push(CacheFile {
             path,
             adapters,
             tokens,
@@ -199,7 +199,7 @@ impl DiskTexts {
 
     /// Deletes the oldest files until there is room for `bytes` bytes.
     fn make_room(&mut self, bytes: u64) {
-        let used = |entries: &[Entry]| entries.iter().map(|entry| entry.bytes).sum::<u64>();
+        let used = |entries: &[CacheFile]| entries.iter().map(|entry| entry.bytes).sum::<u64>();
         while !self.entries.is_empty()
             && used(&self.entries).saturating_add(bytes) > self.most_bytes
         {

@@ -47,7 +47,7 @@ impl Inbox {
     }
 }
 
-struct Shared {
+struct DriverState {
     inbox: Mutex<Inbox>,
     changed: Condvar,
     view: Mutex<Arc<View>>,
@@ -55,7 +55,7 @@ struct Shared {
     tokenizer: Arc<Tokenizer>,
 }
 
-impl Shared {
+impl DriverState {
     fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -72,7 +72,7 @@ impl Shared {
 
 /// Handle to an engine that a thread drives. Clones refer to the same engine.
 #[derive(Clone)]
-pub struct Handle(Arc<Shared>);
+pub struct Handle(Arc<DriverState>);
 
 impl std::fmt::Debug for Handle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -108,7 +108,7 @@ pub fn drive_sleeping(
 type Sleep = Option<(Duration, Box<dyn FnMut() -> Result<Engine> + Send>)>;
 
 fn start(engine: Engine, sleep: Sleep) -> std::io::Result<(Handle, JoinHandle<()>)> {
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(DriverState {
         inbox: Mutex::default(),
         changed: Condvar::new(),
         view: Mutex::new(Arc::new(engine.view())),
@@ -127,7 +127,7 @@ fn start(engine: Engine, sleep: Sleep) -> std::io::Result<(Handle, JoinHandle<()
 
 /// Guard that marks the thread as ended, however it ends, so that waiting callers get no answer
 /// instead of waiting forever.
-struct Over(Arc<Shared>);
+struct Over(Arc<DriverState>);
 
 impl Drop for Over {
     fn drop(&mut self) {
@@ -137,7 +137,7 @@ impl Drop for Over {
     }
 }
 
-fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
+fn run(engine: Engine, mut sleep: Sleep, shared: &DriverState) {
     let clock = Arc::clone(&engine.context().options().environment.clock);
     let mut awake = Some(engine);
     let mut totals = Totals::default();
@@ -231,7 +231,7 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &Shared) {
 
 /// Waits until there is something to do. `known` are the values of `is_closing` and `must_end` that
 /// the thread saw last, which may be outdated.
-fn wait(shared: &Shared, known: (bool, bool), until: Option<Instant>, clock: &dyn Clock) {
+fn wait(shared: &DriverState, known: (bool, bool), until: Option<Instant>, clock: &dyn Clock) {
     let mut inbox = shared.lock();
     while inbox.commands.is_empty() && !inbox.is_rung && (inbox.is_closing, inbox.must_end) == known
     {

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 pub type Bell = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Debug, Default)]
-struct State {
+struct OutboxState {
     events: VecDeque<Event>,
     /// The event of the end, which the reader gets when the engine drops its side.
     last: Option<Event>,
@@ -21,20 +21,20 @@ struct State {
     is_ended: bool,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct OutboxChannel {
+    state: Mutex<OutboxState>,
     changed: Condvar,
     capacity: usize,
     bell: Bell,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl OutboxChannel {
+    fn lock(&self) -> MutexGuard<'_, OutboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for OutboxChannel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Outbox")
             .field("capacity", &self.capacity)
@@ -44,15 +44,15 @@ impl std::fmt::Debug for Shared {
 
 /// The engine's side.
 #[derive(Debug)]
-pub(crate) struct Outbox(Arc<Shared>);
+pub(crate) struct Outbox(Arc<OutboxChannel>);
 
 /// The reader's side. A request whose reader is dropped is cancelled.
 #[derive(Debug)]
-pub struct Reader(Arc<Shared>);
+pub struct Reader(Arc<OutboxChannel>);
 
 /// Creates a queue for `capacity` events.
 pub(crate) fn outbox(capacity: usize, bell: Bell) -> (Outbox, Reader) {
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(OutboxChannel {
         state: Mutex::default(),
         changed: Condvar::new(),
         capacity: capacity.max(1),
@@ -108,7 +108,7 @@ impl Drop for Outbox {
 }
 
 impl Reader {
-    fn taken(&self, state: &mut State) -> Option<Event> {
+    fn taken(&self, state: &mut OutboxState) -> Option<Event> {
         let was_full = state.events.len() >= self.0.capacity;
         let event = state.events.pop_front()?;
         if was_full {

@@ -4,7 +4,7 @@
 //! echo "Why is the sky blue?" | cargo run --release -p samite --example chat -- model.gguf
 //! ```
 
-use samite::{Conversation, chat::Event};
+use samite::{Conversation, chat::AnswerEvent};
 use std::{io::Write, ops::ControlFlow};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut chat = Conversation::open(model)?;
     for line in std::io::stdin().lines() {
         chat.ask_with(line?, |event| {
-            if let Event::Content(text) = event {
+            if let AnswerEvent::Content(text) = event {
                 print!("{text}");
                 // Ignore errors: the reader of our output may have closed the pipe.
                 let _ = std::io::stdout().flush();

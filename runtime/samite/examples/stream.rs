@@ -4,7 +4,7 @@
 //! cargo run --release -p samite --example stream -- model.gguf "Once upon a time"
 //! ```
 
-use samite::chat::Event;
+use samite::chat::AnswerEvent;
 use samite::{AnswerUpdate, AsyncConversation, Conversation};
 use tokio_stream::StreamExt;
 
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut answering = chat.ask(question);
         while let Some(update) = answering.next().await {
             match update? {
-                AnswerUpdate::Event(Event::Content(text)) => print!("{text}"),
+                AnswerUpdate::Event(AnswerEvent::Content(text)) => print!("{text}"),
                 AnswerUpdate::Event(_) => {}
                 AnswerUpdate::End(reply) => {
                     let tokens = reply

@@ -12,8 +12,8 @@ pub use asynchronous::{AnswerUpdate, Answering, AsyncConversation};
 pub use error::ConversationError;
 
 use crate::chat::{
-    Answer, AnswerOptions, AnswerParser, ChatTemplate, Content, DateTime, Event, Guard, Message,
-    Prompt, PromptOptions, ReasoningFormat,
+    Answer, AnswerEvent, AnswerOptions, AnswerParser, ChatTemplate, Content, DateTime, Guard,
+    Message, Prompt, PromptOptions, ReasoningFormat,
 };
 use crate::llm::{Context, Finish, GenerateOptions, Generation, Session, sampler_params};
 use crate::text::{Sampler, SamplerParams};
@@ -110,7 +110,7 @@ pub struct Reply {
 /// chat.system("Answer in one sentence.");
 /// println!("{}", chat.ask("Why is the sky blue?")?);
 /// chat.ask_with("And at night?", |event| {
-///     if let samite::chat::Event::Content(text) = event {
+///     if let samite::chat::AnswerEvent::Content(text) = event {
 ///         print!("{text}");
 ///     }
 ///     std::ops::ControlFlow::Continue(())
@@ -127,7 +127,7 @@ pub struct Conversation {
     template: ChatTemplate,
     tools: Tools,
     /// Cached template analysis: for a conversation without tools, and for one with tools.
-    words: [Option<Words>; 2],
+    words: [Option<SpecialWords>; 2],
     #[cfg(feature = "grammar")]
     vocabulary: Option<crate::grammar::GrammarVocabulary>,
     /// Answers so far, including those that were removed again.
@@ -136,14 +136,14 @@ pub struct Conversation {
 
 /// Part of a saved conversation that is stored beside its text.
 #[derive(Serialize, Deserialize)]
-struct Kept<'a> {
+struct ConversationRecord<'a> {
     messages: Cow<'a, [Message]>,
     answers: u64,
 }
 
 /// A template's special words, resolved for a vocabulary.
 #[derive(Debug)]
-struct Words {
+struct SpecialWords {
     guard: Guard,
     /// Control tokens that are shown as part of an answer's text.
     shown: Vec<u32>,
@@ -236,7 +236,7 @@ impl Conversation {
     pub fn ask_with(
         &mut self,
         content: impl Into<Content>,
-        on_event: impl FnMut(&Event) -> ControlFlow<()>,
+        on_event: impl FnMut(&AnswerEvent) -> ControlFlow<()>,
     ) -> Result<Reply> {
         self.messages.push(Message::user(content));
         let reply = self.answer(on_event);
@@ -254,7 +254,10 @@ impl Conversation {
     /// # Errors
     /// If the template rejects the messages; if the text does not fit into the context; if a device
     /// fails; if cancelled before the answer begins.
-    pub fn answer(&mut self, mut on_event: impl FnMut(&Event) -> ControlFlow<()>) -> Result<Reply> {
+    pub fn answer(
+        &mut self,
+        mut on_event: impl FnMut(&AnswerEvent) -> ControlFlow<()>,
+    ) -> Result<Reply> {
         let before = self.messages.len();
         let reply = self.rounds(&mut on_event);
         if reply.is_err() {
@@ -263,7 +266,10 @@ impl Conversation {
         reply
     }
 
-    fn rounds(&mut self, on_event: &mut dyn FnMut(&Event) -> ControlFlow<()>) -> Result<Reply> {
+    fn rounds(
+        &mut self,
+        on_event: &mut dyn FnMut(&AnswerEvent) -> ControlFlow<()>,
+    ) -> Result<Reply> {
         let mut rounds = 0;
         loop {
             let (reply, is_ended) = self.round(on_event)?;
@@ -284,7 +290,7 @@ impl Conversation {
     /// Generates one answer. The flag is true if it was ended early.
     fn round(
         &mut self,
-        on_event: &mut dyn FnMut(&Event) -> ControlFlow<()>,
+        on_event: &mut dyn FnMut(&AnswerEvent) -> ControlFlow<()>,
     ) -> Result<(Reply, bool)> {
         let prompt = self.prompt()?;
         let has_tools = !self.tools.is_empty();
@@ -317,7 +323,7 @@ impl Conversation {
         };
         let mut answer = Answer::default();
         let mut flow = ControlFlow::Continue(());
-        let mut take = |events: Vec<Event>| {
+        let mut take = |events: Vec<AnswerEvent>| {
             for event in &events {
                 if flow.is_continue() {
                     flow = on_event(event);
@@ -353,7 +359,7 @@ impl Conversation {
     /// # Errors
     /// If the file cannot be written, or a device fails.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        let kept = Kept {
+        let kept = ConversationRecord {
             messages: Cow::Borrowed(&self.messages),
             answers: self.answers,
         };
@@ -368,7 +374,7 @@ impl Conversation {
     /// If the file belongs to another model, other adapters or another cache type; if it is damaged
     /// or not a conversation; if it does not fit into the context.
     pub fn restore(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        let kept: Kept = self.session.restore_if(path, |text| {
+        let kept: ConversationRecord = self.session.restore_if(path, |text| {
             serde_json::from_str(text).map_err(|error| format!("it is no conversation: {error}"))
         })?;
         self.messages = kept.messages.into_owned();
@@ -391,7 +397,7 @@ impl Conversation {
         };
         let words = self.words[usize::from(has_tools)].get_or_insert_with(|| {
             let tokenizer = self.session.tokenizer();
-            Words {
+            SpecialWords {
                 guard: Guard::for_template(tokenizer, self.template.source(has_tools)),
                 shown: self.template.format(has_tools).shown_tokens(tokenizer),
             }

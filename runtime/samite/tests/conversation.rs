@@ -1,7 +1,7 @@
 //! Conversations with synthetic models, whose vocabularies contain the words that a test needs.
 #![allow(clippy::unwrap_used)] // test helpers may unwrap
 
-use samite::chat::{Event, Role, Tool};
+use samite::chat::{AnswerEvent, MessageRole, Tool};
 use samite::gguf::{GgufFile, LoadMode, StringArray, TensorSpec, Value, Writer};
 use samite::llm::{
     Context, ContextOptions, Finish, GenerateOptions, Model, ModelOptions, Session, SyntheticModel,
@@ -71,14 +71,14 @@ fn conversation(words: &[&str], template: &str) -> Conversation {
     chat
 }
 
-fn roles(chat: &Conversation) -> Vec<Role> {
+fn roles(chat: &Conversation) -> Vec<MessageRole> {
     chat.messages
         .iter()
         .map(|message| message.role.clone())
         .collect()
 }
 
-fn go_on(_: &Event) -> ControlFlow<()> {
+fn go_on(_: &AnswerEvent) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
@@ -101,7 +101,7 @@ fn an_answer_is_what_the_model_writes_behind_the_templates_text() {
     let mut heard = String::new();
     let reply = chat
         .ask_with("Hello", |event| {
-            let Event::Content(text) = event else {
+            let AnswerEvent::Content(text) = event else {
                 panic!("{event:?}")
             };
             heard += text;
@@ -134,7 +134,14 @@ fn an_answer_is_what_the_model_writes_behind_the_templates_text() {
         .unwrap();
     let generation = reply.generation.unwrap();
     assert_eq!(generation.tokens, expected.tokens);
-    assert_eq!(roles(&chat), [Role::System, Role::User, Role::Assistant]);
+    assert_eq!(
+        roles(&chat),
+        [
+            MessageRole::System,
+            MessageRole::User,
+            MessageRole::Assistant
+        ]
+    );
     assert_eq!(chat.messages[2].content.text(), Some(reply.answer.content));
 
     // The cached prefix is not computed again, and the new answer uses another seed.
@@ -158,7 +165,7 @@ fn what_fails_leaves_the_messages_as_they_were() {
     chat.options.sampling.top_p = 2.0;
     let error = chat.ask("good").unwrap_err();
     assert!(error.to_string().contains("top_p"), "{error}");
-    assert_eq!(roles(&chat), [Role::User, Role::Assistant]);
+    assert_eq!(roles(&chat), [MessageRole::User, MessageRole::Assistant]);
 }
 
 #[test]
@@ -254,7 +261,7 @@ fn tools_are_called_and_the_model_goes_on() {
     let mut starts = 0;
     let reply = chat
         .ask_with("1 + 2?", |event| {
-            starts += usize::from(matches!(event, Event::ToolCallStart { .. }));
+            starts += usize::from(matches!(event, AnswerEvent::ToolCallStart { .. }));
             ControlFlow::Continue(())
         })
         .unwrap();
@@ -262,7 +269,12 @@ fn tools_are_called_and_the_model_goes_on() {
     assert_eq!(starts, 1);
     assert_eq!(
         roles(&chat),
-        [Role::User, Role::Assistant, Role::Tool, Role::Assistant]
+        [
+            MessageRole::User,
+            MessageRole::Assistant,
+            MessageRole::Tool,
+            MessageRole::Assistant
+        ]
     );
     let (call, result) = (&chat.messages[1].tool_calls[0], &chat.messages[2]);
     assert_eq!(result.content.text().as_deref(), Some("3"));
@@ -323,7 +335,7 @@ fn calls_of_tools_without_a_function_are_the_callers() {
     chat.declare_tool(add());
     let reply = chat.ask_with("1 + 2?", go_on).unwrap();
     assert_eq!(reply.answer.calls[0].name, "add");
-    assert_eq!(roles(&chat), [Role::User, Role::Assistant]);
+    assert_eq!(roles(&chat), [MessageRole::User, MessageRole::Assistant]);
 }
 
 #[test]
@@ -436,7 +448,7 @@ fn an_answer_is_a_stream() {
         let mut reply = None;
         while let Some(update) = answering.next().await {
             match update.unwrap() {
-                AnswerUpdate::Event(Event::Content(more)) => text += &more,
+                AnswerUpdate::Event(AnswerEvent::Content(more)) => text += &more,
                 AnswerUpdate::Event(event) => panic!("{event:?}"),
                 AnswerUpdate::End(all) => reply = Some(all),
             }

@@ -26,7 +26,7 @@ pub struct Accounts {
 
 /// The account of a request. Dropping it releases all charges.
 #[derive(Debug)]
-pub struct Account {
+pub struct RequestAccount {
     accounts: Arc<Accounts>,
     owner: u64,
     own: Arc<Ledger>,
@@ -66,11 +66,11 @@ impl Accounts {
     }
 }
 
-impl Account {
+impl RequestAccount {
     /// Opens an account for a request of `owner`; 0 if there is one owner.
     pub fn new(accounts: &Arc<Accounts>, owner: u64) -> Self {
         let own = accounts.ledger(owner).part(Some(accounts.limit / 2));
-        Account {
+        RequestAccount {
             charge: Mutex::new(own.take(0)),
             accounts: Arc::clone(accounts),
             owner,
@@ -131,7 +131,7 @@ impl Account {
     }
 }
 
-impl Drop for Account {
+impl Drop for RequestAccount {
     fn drop(&mut self) {
         drop(lock(&self.charge).take());
         self.accounts.released.notify_waiters();
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn accounts_have_a_limit_each_and_one_together() {
         let accounts = Arc::new(Accounts::new(100));
-        let [a, b, c] = [(); 3].map(|()| Account::new(&accounts, 0));
+        let [a, b, c] = [(); 3].map(|()| RequestAccount::new(&accounts, 0));
         a.charge("x", 50).unwrap();
         let error = a.charge("prompt", 1).unwrap_err();
         assert_eq!((error.status, error.is_about("prompt")), (413, true));
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn an_owner_leaves_memory_for_others() {
         let accounts = Arc::new(Accounts::new(100));
-        let [a, b, other] = [1, 1, 2].map(|owner| Account::new(&accounts, owner));
+        let [a, b, other] = [1, 1, 2].map(|owner| RequestAccount::new(&accounts, owner));
         a.charge("x", 50).unwrap();
         assert_eq!(b.charge("x", 26).unwrap_err().status, 503);
         b.charge("x", 25).unwrap();
@@ -174,7 +174,7 @@ mod tests {
         other.charge("x", 25).unwrap();
         assert_eq!(lock(&accounts.owners).len(), 2);
         drop(other);
-        let _third = Account::new(&accounts, 3);
+        let _third = RequestAccount::new(&accounts, 3);
         assert_eq!(lock(&accounts.owners).len(), 1);
     }
 }

@@ -1,12 +1,12 @@
 //! The answer to one request while it is generated: turns engine events into text, reasoning and
 //! tool calls.
 
-use crate::account::Account;
+use crate::account::RequestAccount;
 use crate::context::RequestContext;
 use crate::error::ApiError;
 use crate::job::{Job, Parsing};
 use crate::latency::Latencies;
-use samite_chat::{Answer, AnswerCall, AnswerParser, Event as Parsed};
+use samite_chat::{Answer, AnswerCall, AnswerEvent as Parsed, AnswerParser};
 use samite_requests::{
     CacheMiss, Counts, Event, MissCause, Probabilities, PromptProgress, Reason, Started, Token,
 };
@@ -63,7 +63,7 @@ pub struct Choice {
     /// Text that arrived with the end.
     rest: String,
     latencies: Arc<Latencies>,
-    account: Arc<Account>,
+    account: Arc<RequestAccount>,
     /// True if the answer is sent as a whole, so that all of it becomes JSON at its end.
     is_whole: bool,
     asked: Instant,

@@ -1,6 +1,6 @@
 //! Reads the body of a request as JSON, within limits.
 
-use crate::account::{Account, Accounts};
+use crate::account::{Accounts, RequestAccount};
 use crate::connections::{Connection, Receiving};
 use crate::error::{ApiError, Result};
 use crate::fields::Extent;
@@ -54,7 +54,12 @@ impl Bodies {
 
     /// Reads the bytes of a body. If there is no room for them, the body that made no progress for
     /// the longest time is dropped.
-    async fn bytes(&self, body: Body, account: &Account, peer: &Connection) -> Result<Vec<u8>> {
+    async fn bytes(
+        &self,
+        body: Body,
+        account: &RequestAccount,
+        peer: &Connection,
+    ) -> Result<Vec<u8>> {
         let receiving = Receiving::new(peer);
         let mut stream = body.into_data_stream();
         let mut bytes = Vec::new();
@@ -89,14 +94,14 @@ impl Bodies {
         &self,
         body: Body,
         length: Option<u64>,
-        account: &Arc<Account>,
+        account: &Arc<RequestAccount>,
         owner: u64,
         peer: &Connection,
     ) -> Result<Value> {
         if length.is_some_and(|length| length > self.limit as u64) {
             return Err(self.too_large());
         }
-        let coming = Account::new(&self.coming, owner);
+        let coming = RequestAccount::new(&self.coming, owner);
         let bytes = tokio::time::timeout(TIME, self.bytes(body, &coming, peer))
             .await
             .map_err(|_| ApiError::new(408, "the body did not come in time"))??;
@@ -121,7 +126,7 @@ impl Bodies {
 }
 
 /// Parses a body, checks its limits besides the length, and charges its memory.
-pub fn parse(bytes: &[u8], account: &Account) -> Result<Value> {
+pub fn parse(bytes: &[u8], account: &RequestAccount) -> Result<Value> {
     let extent = Extent::measure(bytes);
     let limits = [
         (extent.values > MAX_VALUES, MAX_VALUES, "values"),
@@ -151,7 +156,7 @@ mod tests {
     fn many_small_things_are_refused_before_they_are_read() {
         let many =
             |part: &str, count: usize| format!("[{}{part}]", format!("{part},").repeat(count - 1));
-        let account = Account::new(&Arc::new(Accounts::new(1 << 30)), 0);
+        let account = RequestAccount::new(&Arc::new(Accounts::new(1 << 30)), 0);
         let status = |text: String| {
             parse(text.as_bytes(), &account)
                 .map(|_| 200)

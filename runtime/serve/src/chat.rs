@@ -10,10 +10,10 @@ use crate::form::Form;
 use crate::job::{ChatExtras, Job, Parsing, reasoning_format};
 use crate::reasoning_budget;
 use samite_chat::{
-    AnswerOptions, AnswerParser, Content, DateTime, Format, Message, Part, Prompt, PromptOptions,
-    Role, Tool,
+    AnswerOptions, AnswerParser, Content, ContentPart, DateTime, Format, Message, MessageRole,
+    Prompt, PromptOptions, Tool,
 };
-use samite_grammar::{Grammar, Part as GrammarPart};
+use samite_grammar::{Grammar, GrammarPart};
 use serde_json::{Map, Value, json};
 
 /// A validated conversation.
@@ -174,7 +174,7 @@ impl Conversation {
             .map(|(i, value)| message(&format!("messages[{i}]"), value))
             .collect::<Result<_>>()?;
         let (tools, must_call) = tools(fields)?;
-        let is_assistant = |message: &Message| message.role == Role::Assistant;
+        let is_assistant = |message: &Message| message.role == MessageRole::Assistant;
         if let [.., before, last] = messages.as_slice()
             && is_assistant(before)
             && is_assistant(last)
@@ -197,7 +197,7 @@ impl Conversation {
             // A message to continue must be one text.
             if let Content::Parts(parts) = &last.content {
                 let texts = parts.iter().map(|part| match part {
-                    Part::Text { text } => text.as_str(),
+                    ContentPart::Text { text } => text.as_str(),
                     _ => "",
                 });
                 last.content = texts.collect::<Vec<_>>().join("\n\n").into();

@@ -1,7 +1,7 @@
 //! A request's view of its model.
 
 use crate::access::Caller;
-use crate::account::Account;
+use crate::account::RequestAccount;
 use crate::app::App;
 use crate::error::Result;
 use crate::turns::Turns;
@@ -16,7 +16,7 @@ pub struct RequestContext {
     /// Caller of the request.
     pub caller: Caller,
     /// Memory account of the request.
-    pub account: Arc<Account>,
+    pub account: Arc<RequestAccount>,
     /// Turns of requests with large bodies, until they are submitted.
     pub large: Arc<Turns>,
     /// Cancelled when the client disconnects.
@@ -27,7 +27,12 @@ impl RequestContext {
     /// Maximum bytes that a tokenizer takes per byte of a text while it splits the text.
     const BYTES_PER_BYTE: usize = 64;
 
-    pub fn new(app: Arc<App>, caller: Caller, account: Arc<Account>, large: Arc<Turns>) -> Self {
+    pub fn new(
+        app: Arc<App>,
+        caller: Caller,
+        account: Arc<RequestAccount>,
+        large: Arc<Turns>,
+    ) -> Self {
         RequestContext {
             app,
             caller,

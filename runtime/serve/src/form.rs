@@ -3,7 +3,7 @@
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use samite_grammar::{Grammar, GrammarError, Lazy, Part, Trigger};
+use samite_grammar::{Grammar, GrammarError, GrammarPart, Lazy, Trigger};
 use samite_text::Constraint;
 use serde_json::{Value, json};
 
@@ -100,7 +100,7 @@ pub fn calls_or_schema(
             triggers,
         });
     }
-    let part = Part::json_schema(&schema).map_err(|error| grammar_error(field, &error))?;
+    let part = GrammarPart::json_schema(&schema).map_err(|error| grammar_error(field, &error))?;
     let either = calls.or(part);
     let grammar = either.ok_or_else(|| ApiError::field(field, "cannot be used with tools"))?;
     Ok(Form::Calls {

@@ -1,7 +1,7 @@
 //! Entry point of fuzz targets: reads the body of a request without a connection.
 
 use crate::access::Caller;
-use crate::account::{Account, Accounts};
+use crate::account::{Accounts, RequestAccount};
 use crate::app::App;
 use crate::body::parse;
 use crate::context::RequestContext;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Reads the bytes of a body as JSON and then as a request of the API with this index. Returns the
 /// error message if it is rejected. Computes nothing.
 pub fn read_body(app: &Arc<App>, interface: usize, bytes: &[u8]) -> Option<String> {
-    let account = Arc::new(Account::new(&Arc::new(Accounts::new(1 << 30)), 0));
+    let account = Arc::new(RequestAccount::new(&Arc::new(Accounts::new(1 << 30)), 0));
     let caller = Caller {
         owner: 0,
         is_admin: true,

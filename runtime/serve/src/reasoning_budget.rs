@@ -30,8 +30,8 @@ pub struct ReasoningBudget {
     /// Control tokens that are part of the answer's text.
     shown: Vec<u32>,
     budget: usize,
-    begin: Progress,
-    now: Progress,
+    begin: AnswerProgress,
+    now: AnswerProgress,
     /// Mask of all tokens, and mask of the next token of the closing mark.
     all: Vec<u32>,
     one: Vec<u32>,
@@ -39,7 +39,7 @@ pub struct ReasoningBudget {
 
 /// State of an answer.
 #[derive(Clone, Debug)]
-struct Progress {
+struct AnswerProgress {
     parser: AnswerParser,
     text: Utf8Stream,
     /// Reasoning tokens so far.
@@ -59,7 +59,7 @@ impl ReasoningBudget {
         budget: usize,
     ) -> Result<Self> {
         let words = tokenizer.vocab_size().div_ceil(32);
-        let begin = Progress {
+        let begin = AnswerProgress {
             parser,
             text: Utf8Stream::new(),
             used: 0,

@@ -1,7 +1,7 @@
 //! Routes each request to its API.
 
 use crate::access::{self, Caller};
-use crate::account::Account;
+use crate::account::RequestAccount;
 use crate::api::{
     anthropic, embeddings, metrics, models, native, ollama, openai_chat, openai_completions, props,
     responses, slots, tokens,
@@ -120,7 +120,7 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
     };
     let caller = access::caller(options, &parts.headers).or(is_public.then_some(stranger));
     let owner = caller.map_or(0, |caller| caller.owner);
-    let account = Arc::new(Account::new(&hub.accounts, owner));
+    let account = Arc::new(RequestAccount::new(&hub.accounts, owner));
     let result = match caller {
         None => Err(ApiError::new(
             401,
@@ -334,7 +334,7 @@ struct Asked<'r> {
     path: &'r str,
     query: &'r str,
     caller: Caller,
-    account: Arc<Account>,
+    account: Arc<RequestAccount>,
 }
 
 impl Asked<'_> {

@@ -1,6 +1,6 @@
 //! Listens, accepts connections, and drains at shutdown.
 
-use crate::account::Account;
+use crate::account::RequestAccount;
 use crate::connections::{AtWork, Connection, Connections};
 use crate::hub::Hub;
 use crate::route::handle;
@@ -75,7 +75,7 @@ pub fn serve(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
 }
 
 /// State that all connections share.
-struct Shared {
+struct ServerContext {
     hub: Arc<Hub>,
     connections: Arc<Connections>,
     tls: Option<Tls>,
@@ -106,7 +106,7 @@ async fn run(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
             .collect::<Vec<_>>(),
     );
     let (sender, stopped) = watch::channel(false);
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(ServerContext {
         hub: Arc::clone(&hub),
         connections: Arc::new(Connections::allowed(
             options.connections,
@@ -162,7 +162,7 @@ async fn join(tasks: &mut Vec<JoinHandle<()>>) {
 
 /// Accepts connections. At shutdown, waits for the requests in flight and meanwhile rejects new
 /// ones with that reason.
-async fn listen(listener: TcpListener, shared: Arc<Shared>) {
+async fn listen(listener: TcpListener, shared: Arc<ServerContext>) {
     let mut tasks = JoinSet::new();
     let mut end = shared.stopped.clone();
     let mut told = pin!(async move {
@@ -198,15 +198,15 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 /// Body of a response. The connection counts as at work until it is written.
-struct Answer {
+struct TrackedBody {
     body: Body,
     #[expect(dead_code, reason = "it is there to be dropped")]
     at_work: AtWork,
     #[expect(dead_code, reason = "it is there to be dropped")]
-    account: Option<Arc<Account>>,
+    account: Option<Arc<RequestAccount>>,
 }
 
-impl hyper::body::Body for Answer {
+impl hyper::body::Body for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -227,7 +227,12 @@ impl hyper::body::Body for Answer {
 }
 
 /// Serves a connection, with TLS if it is enabled, until it must close.
-async fn taken(stream: TcpStream, place: Arc<Connection>, shared: Arc<Shared>, is_late: bool) {
+async fn taken(
+    stream: TcpStream,
+    place: Arc<Connection>,
+    shared: Arc<ServerContext>,
+    is_late: bool,
+) {
     let answered = async {
         let Some(tls) = &shared.tls else {
             return connection(stream, &place, &shared, is_late).await;
@@ -258,7 +263,7 @@ async fn taken(stream: TcpStream, place: Arc<Connection>, shared: Arc<Shared>, i
 async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     place: &Arc<Connection>,
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerContext>,
     is_late: bool,
 ) {
     let hub = Arc::clone(&shared.hub);
@@ -273,7 +278,7 @@ async fn connection(
         async move {
             let mut response = handle(hub, &peer, request).await;
             let account = response.extensions_mut().remove();
-            Ok::<_, Infallible>(response.map(|body| Answer {
+            Ok::<_, Infallible>(response.map(|body| TrackedBody {
                 body,
                 at_work,
                 account,

@@ -17,11 +17,11 @@ pub struct Turns {
     each: usize,
     /// Maximum number of waiting requests per owner.
     queue: usize,
-    state: Mutex<State>,
+    state: Mutex<TurnQueue>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TurnQueue {
     /// Running turns by owner.
     at_work: BTreeMap<u64, usize>,
     waiting: VecDeque<(u64, oneshot::Sender<Turn>)>,
@@ -83,7 +83,7 @@ fn gone<E>(_: E) -> ApiError {
     ApiError::new(503, "the server is about to end")
 }
 
-impl State {
+impl TurnQueue {
     fn begin(&mut self, turns: &Arc<Turns>, owner: u64) -> Turn {
         *self.at_work.entry(owner).or_default() += 1;
         Turn {

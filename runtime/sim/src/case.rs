@@ -54,7 +54,7 @@ impl FromStr for Workload {
 
 /// Complete input of a simulation: running a case again gives the same result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Case {
+pub struct SimCase {
     /// Seed of everything that the limits below do not decide.
     pub seed: u64,
     /// Simulated application.
@@ -69,12 +69,12 @@ pub struct Case {
     pub strikes: Option<Vec<Strike>>,
 }
 
-impl Case {
+impl SimCase {
     /// Returns the full case of a seed. Most seeds run graphs, which are fast. Every eighth seed
     /// runs models, every tenth requests, every tenth an RPC server, every twentieth a remote-mode
     /// server.
     pub fn new(seed: u64) -> Self {
-        Case {
+        SimCase {
             seed,
             workload: match (seed % 10, seed % 8) {
                 (5, _) => Workload::Requests,
@@ -92,10 +92,10 @@ impl Case {
     }
 
     /// Returns the case with its limits at their maximum.
-    fn whole(&self) -> Case {
-        Case {
+    fn whole(&self) -> SimCase {
+        SimCase {
             workload: self.workload,
-            ..Case::new(self.seed)
+            ..SimCase::new(self.seed)
         }
     }
 
@@ -113,12 +113,12 @@ impl Case {
     }
 }
 
-impl fmt::Display for Case {
+impl fmt::Display for SimCase {
     /// Writes the flags of `samite sim` that reproduce the case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = self.whole();
         write!(f, "--seed {}", self.seed)?;
-        if self.workload != Case::new(self.seed).workload {
+        if self.workload != SimCase::new(self.seed).workload {
             write!(f, " --workload {}", self.workload.name())?;
         }
         for (name, number, most) in [
@@ -140,7 +140,7 @@ impl fmt::Display for Case {
 
 /// Outcome of a case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct CaseOutcome {
     /// Description of the failure, if the case failed.
     pub failure: Option<String>,
     /// Trace hash; equal for equal runs.

@@ -4,7 +4,7 @@
 //! device. Results must be bit-identical. A failure on the simulated machine must state its reason,
 //! and the operation must succeed when repeated without faults.
 
-use crate::case::{Case, Outcome};
+use crate::case::{CaseOutcome, SimCase};
 use crate::economy::{Spent, check_memory};
 use crate::machine::Machine;
 use crate::player::{Player, close, is_injected};
@@ -29,14 +29,14 @@ struct Twin {
     stored: [Vec<Arc<StoredTensor>>; 2],
 }
 
-type Stored = Vec<Arc<StoredTensor>>;
+type StoredTensors = Vec<Arc<StoredTensor>>;
 
 /// Builds a graph whose stored tensors lie in a buffer from `allocate`, which receives its size.
 fn graph_in(
     seed: u64,
     nodes: usize,
     mut allocate: impl FnMut(usize, Usage) -> Result<Arc<dyn Buffer>>,
-) -> Result<(RandomGraph, Stored)> {
+) -> Result<(RandomGraph, StoredTensors)> {
     let mut stored = Vec::new();
     let graph = random_graph_up_to(seed, nodes, &mut |name, layout, usage, bytes| {
         let buffer = allocate(layout.bytes(), usage)?;
@@ -261,11 +261,15 @@ struct Application<'a> {
     /// True if the last attempt failed within a run.
     failed_in_run: bool,
     rng: Rng,
-    outcome: &'a mut Outcome,
+    outcome: &'a mut CaseOutcome,
 }
 
 /// Runs a case.
-pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<(), String> {
+pub(crate) fn play(
+    case: &SimCase,
+    world: &Arc<World>,
+    outcome: &mut CaseOutcome,
+) -> Result<(), String> {
     let machine = Machine::draw(case.seed_for(3), case.devices, |_| {}, world);
     let mut rng = Rng::new(case.seed_for(4));
     let device = ReferenceDevice::new(ReferenceOptions::named("alone")) as Arc<dyn Device>;

@@ -13,15 +13,15 @@ pub(crate) const MODEL: &str = "model.gguf";
 pub(crate) const ADAPTER: &str = "adapter.gguf";
 
 /// A model's files, and the model loaded on one device.
-pub(crate) struct Known {
+pub(crate) struct KnownModel {
     pub files: BTreeMap<PathBuf, Arc<[u8]>>,
     pub alone: Arc<Model>,
     pub adapter: Arc<Adapter>,
 }
 
 /// Returns the models, which are created once.
-pub(crate) fn known() -> Result<&'static [Known], String> {
-    static KNOWN: OnceLock<Result<Vec<Known>, String>> = OnceLock::new();
+pub(crate) fn known() -> Result<&'static [KnownModel], String> {
+    static KNOWN: OnceLock<Result<Vec<KnownModel>, String>> = OnceLock::new();
     let all = [
         ("llama", DType::F32),
         ("qwen2", DType::Q8_0),
@@ -30,7 +30,7 @@ pub(crate) fn known() -> Result<&'static [Known], String> {
     ];
     let known = KNOWN.get_or_init(|| {
         let all = all.iter();
-        let known = all.map(|&(architecture, dtype)| Known::new(architecture, dtype));
+        let known = all.map(|&(architecture, dtype)| KnownModel::new(architecture, dtype));
         let known: Result<_, Box<dyn Error>> = known.collect();
         known.map_err(|error| format!("a model for simulations: {error}"))
     });
@@ -115,7 +115,7 @@ impl KnownForRequests {
     }
 }
 
-impl Known {
+impl KnownModel {
     fn new(architecture: &'static str, dtype: DType) -> Result<Self, Box<dyn Error>> {
         let folder = tempfile::tempdir()?;
         let path = |name: &str| folder.path().join(name);
@@ -148,7 +148,7 @@ impl Known {
             let content = std::fs::read(path(name))?;
             Ok::<_, std::io::Error>((PathBuf::from(name), content.into()))
         });
-        Ok(Known {
+        Ok(KnownModel {
             files: files.into_iter().collect::<Result<_, _>>()?,
             alone,
             adapter,

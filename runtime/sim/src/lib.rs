@@ -6,7 +6,7 @@
 //! effects become visible, what fails and when; the same seed gives the same run.
 //! `docs/simulation.md` explains how it works and follows a failure step by step.
 //!
-//! - A [`Case`] is the complete input of a simulation. [`run`] runs it and reports what failed.
+//! - A [`SimCase`] is the complete input of a simulation. [`run`] runs it and reports what failed.
 //! - A [`Workload`] is the simulated application: random graphs on a scheduler, contexts of
 //!   language models, many requests in one context, or clients of an RPC or remote-mode server
 //!   (feature `remote`, on by default). Everything also runs on one plain reference device, and
@@ -19,11 +19,11 @@
 //! read each byte of memory, so that a missing wait is found even if the timing happens to hide it.
 //!
 //! ```
-//! use samite_sim::{Case, run};
+//! use samite_sim::{SimCase, run};
 //!
-//! let outcome = run(&Case::new(7), false);
+//! let outcome = run(&SimCase::new(7), false);
 //! assert_eq!(outcome.failure, None);
-//! assert_eq!(outcome.hash, run(&Case::new(7), false).hash);
+//! assert_eq!(outcome.hash, run(&SimCase::new(7), false).hash);
 //! ```
 #![forbid(unsafe_code)]
 
@@ -53,19 +53,19 @@ mod time;
 mod trace;
 mod world;
 
-pub use case::{Case, Outcome, Workload};
+pub use case::{CaseOutcome, SimCase, Workload};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use trace::Trace;
 use tracing::subscriber::NoSubscriber;
 use world::World;
 
 pub use fault::{Fault, Strike};
-pub use search::{Failure, Search, Summary, shrink};
+pub use search::{CaseFailure, Search, Summary, shrink};
 
 /// Runs a case. Keeps its trace if `keeps_trace`.
-pub fn run(case: &Case, keeps_trace: bool) -> Outcome {
+pub fn run(case: &SimCase, keeps_trace: bool) -> CaseOutcome {
     let world = World::new(case.seed_for(2), case.faults(), Trace::new(keeps_trace));
-    let mut outcome = Outcome::default();
+    let mut outcome = CaseOutcome::default();
     let play = AssertUnwindSafe(|| match case.workload {
         Workload::Graphs => graphs::play(case, &world, &mut outcome),
         Workload::Models => models::play(case, &world, &mut outcome),
@@ -86,7 +86,7 @@ pub fn run(case: &Case, keeps_trace: bool) -> Outcome {
         if let Some(failure) = &failure {
             state.note(|_| format!("FAILURE: {failure}"));
         }
-        Outcome {
+        CaseOutcome {
             failure,
             hash: state.trace.hash(),
             strikes: state.struck().to_vec(),

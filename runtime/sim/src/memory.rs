@@ -1,7 +1,7 @@
 //! Simulated memory, which observes every host access.
 
 use crate::fault::Fault;
-use crate::shadow::Access;
+use crate::shadow::MemoryAccess;
 use crate::world::World;
 use samite_core::memory::HOST_ALIGNMENT;
 use samite_core::{
@@ -192,7 +192,7 @@ impl SimBuffer {
             self.owner.world.with(|state| state.violate(mistake));
         }
         let start = self.location.offset + offset;
-        let access = Access {
+        let access = MemoryAccess {
             memory: self.location.memory,
             bytes: start..start + len,
             writes,
@@ -226,9 +226,9 @@ pub(crate) fn bytes_of(tensor: &TensorRef) -> Result<TensorRef> {
 }
 
 /// Returns an access to a whole tensor.
-pub(crate) fn access(tensor: &TensorRef, writes: bool, what: impl Into<Arc<str>>) -> Access {
+pub(crate) fn access(tensor: &TensorRef, writes: bool, what: impl Into<Arc<str>>) -> MemoryAccess {
     let Location { memory, offset } = tensor.location();
-    Access {
+    MemoryAccess {
         memory,
         bytes: offset..offset + tensor.layout().bytes(),
         writes,

@@ -5,7 +5,7 @@
 //! reference device. Logits must be bit-identical. A call that failed because of a fault must leave
 //! the context unchanged: repeated without faults, it gives the same result as the other context.
 
-use crate::case::{Case, Outcome};
+use crate::case::{CaseOutcome, SimCase};
 use crate::device::SimOptions;
 use crate::known::{ADAPTER, MODEL, known};
 use crate::machine::Machine;
@@ -149,7 +149,7 @@ impl Positions {
 }
 
 /// Model context and adapter on the simulated machine.
-struct Loaded {
+struct LoadedModel {
     context: Context,
     adapter: Arc<Adapter>,
 }
@@ -159,7 +159,7 @@ struct Application {
     environment: Environment,
     rules: Vec<PlacementRule>,
     options: ContextOptions,
-    loaded: Option<Loaded>,
+    loaded: Option<LoadedModel>,
     alone: Context,
     adapter_alone: Arc<Adapter>,
     /// Calls that succeeded on both contexts since they were last cleared.
@@ -169,7 +169,7 @@ struct Application {
 }
 
 /// Returns the machine of a case with language models.
-pub(crate) fn machine(case: &Case, world: &Arc<World>) -> Machine {
+pub(crate) fn machine(case: &SimCase, world: &Arc<World>) -> Machine {
     let change = |options: &mut SimOptions| {
         // Manual placement states where a layer fits and trusts the device.
         options.lies_about.clear();
@@ -180,9 +180,9 @@ pub(crate) fn machine(case: &Case, world: &Arc<World>) -> Machine {
 
 /// Runs a case.
 pub(crate) fn play(
-    case: &Case,
+    case: &SimCase,
     world: &Arc<World>,
-    outcome: &mut Outcome,
+    outcome: &mut CaseOutcome,
 ) -> std::result::Result<(), String> {
     let machine = machine(case, world);
     let mut rng = Rng::new(case.seed_for(5));
@@ -257,7 +257,7 @@ pub(crate) fn play(
 }
 
 impl Application {
-    fn load(&mut self) -> Result<&mut Loaded> {
+    fn load(&mut self) -> Result<&mut LoadedModel> {
         let loaded = match self.loaded.take() {
             Some(loaded) => loaded,
             None => self.load_anew()?,
@@ -266,7 +266,7 @@ impl Application {
     }
 
     /// Loads the model on the remaining devices and replays all calls so far.
-    fn load_anew(&self) -> Result<Loaded> {
+    fn load_anew(&self) -> Result<LoadedModel> {
         let lost = self.machine.world.with(|state| state.lost_devices());
         let mut devices = self.machine.devices();
         devices.retain(|device| lost.iter().all(|lost| lost != device.name()));
@@ -289,18 +289,18 @@ impl Application {
         for call in &self.history {
             call.make(&mut context, &adapter)?;
         }
-        Ok(Loaded { context, adapter })
+        Ok(LoadedModel { context, adapter })
     }
 
     fn attempt(&mut self, call: &Call) -> Result<Vec<Vec<f32>>> {
-        let Loaded { context, adapter } = self.load()?;
+        let LoadedModel { context, adapter } = self.load()?;
         let adapter = Arc::clone(adapter);
         call.make(context, &adapter)
     }
 
     /// Makes a call: first with faults, then again without faults if it failed. Returns false if
     /// the machine cannot hold the model.
-    fn step(&mut self, outcome: &mut Outcome) -> std::result::Result<bool, String> {
+    fn step(&mut self, outcome: &mut CaseOutcome) -> std::result::Result<bool, String> {
         let call = Call::draw(&mut self.rng, &self.alone);
         let world = Arc::clone(&self.machine.world);
         let cancel = self.options.cancel.clone();
@@ -324,7 +324,7 @@ impl Application {
             && (explained(&error.to_string()) || is_cancelled)
         {
             world.with(|state| state.note(|_| format!("again, after: {error}")));
-            let is_cleared = |loaded: &Loaded| had_cells && loaded.context.cells().used() == 0;
+            let is_cleared = |loaded: &LoadedModel| had_cells && loaded.context.cells().used() == 0;
             let is_lost = !world.with(|state| state.lost_devices()).is_empty();
             // If moving keys fails, which ones moved is unknown, and the cache is cleared.
             let was_moving = self

@@ -11,7 +11,7 @@ use crate::hostile::{Deed, Hostile};
 use crate::served::FAR;
 use crate::world::{Time, World};
 use samite_core::environment::{Clock, Connection, Listener, Network};
-use samite_rpc::{End, Server, Session};
+use samite_rpc::{End, RpcSession, Server};
 use samite_testing::Rng;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -41,7 +41,7 @@ enum Event {
 struct Line {
     /// Client number, or `None` for a hostile client.
     client: Option<usize>,
-    session: Option<Session>,
+    session: Option<RpcSession>,
     /// Bytes that the client has not received yet.
     inbox: VecDeque<u8>,
     is_closed: bool,
@@ -55,7 +55,7 @@ struct Line {
     heard: Vec<u8>,
 }
 
-struct State {
+struct RpcNetState {
     rng: Rng,
     /// Events ordered by time, then by a random number, then by a counter, which makes keys unique.
     events: BTreeMap<(Time, u64, u64), (usize, Event)>,
@@ -72,7 +72,7 @@ struct State {
 pub(crate) struct Net {
     world: Arc<World>,
     clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: Mutex<RpcNetState>,
 }
 
 impl fmt::Debug for Net {
@@ -90,7 +90,7 @@ impl Net {
     ) -> Arc<Self> {
         let mut rng = Rng::new(seed);
         let hostile = Hostile::new(rng.bits());
-        let state = State {
+        let state = RpcNetState {
             rng,
             events: BTreeMap::new(),
             count: 0,
@@ -107,7 +107,7 @@ impl Net {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RpcNetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -136,7 +136,8 @@ impl Net {
     /// Returns the number of clock jumps so far.
     fn jumps(&self) -> usize {
         let is_jump = |strike: &&Strike| strike.fault == Fault::ClockJump;
-        let jumps = |state: &mut crate::world::State| state.struck().iter().filter(is_jump).count();
+        let jumps =
+            |state: &mut crate::world::WorldState| state.struck().iter().filter(is_jump).count();
         self.world.with(jumps)
     }
 
@@ -244,7 +245,7 @@ impl Net {
             Event::Deadline => {
                 let state = self.lock();
                 let session = state.lines[line].session.as_ref();
-                let deadline = session.and_then(Session::deadline);
+                let deadline = session.and_then(RpcSession::deadline);
                 drop(state);
                 if deadline.is_some_and(|deadline| self.clock.now() >= deadline) {
                     self.lock().lines[line].is_harmed = true;
@@ -407,7 +408,7 @@ impl Net {
 /// Memory quota in bytes of all clients of the server together.
 pub(crate) const MEMORY: usize = 16 << 20;
 
-impl State {
+impl RpcNetState {
     /// Schedules an event at `at`, after earlier events in the same direction: to the server, to
     /// the client, or neither.
     fn plan(&mut self, line: usize, at: Time, way: usize, event: Event) {
@@ -424,7 +425,7 @@ impl State {
         self.events.insert((at, order, self.count), (line, event));
     }
 
-    fn cut(&mut self, line: usize) -> Option<Session> {
+    fn cut(&mut self, line: usize) -> Option<RpcSession> {
         self.events.retain(|_, (other, _)| *other != line);
         let line = &mut self.lines[line];
         line.is_closed = true;

@@ -5,7 +5,7 @@
 //! plain reference device. An incomplete one must have a prefix of them and a reason: it was
 //! cancelled, or a fault struck. In the end, nothing may be left in the context.
 
-use crate::case::{Case, Outcome};
+use crate::case::{CaseOutcome, SimCase};
 use crate::known::{KnownForRequests, MODEL, known_for_requests};
 use crate::machine::Machine;
 use crate::models::machine;
@@ -131,7 +131,7 @@ impl Wish {
 }
 
 /// Outcome of a request.
-struct Answer {
+struct RequestOutcome {
     id: u64,
     wish: Wish,
     reader: Option<Reader>,
@@ -141,7 +141,7 @@ struct Answer {
     is_excused: bool,
 }
 
-impl Answer {
+impl RequestOutcome {
     fn is_over(&self) -> bool {
         self.end.is_some() || self.reader.is_none()
     }
@@ -190,7 +190,7 @@ fn alone(known: &KnownForRequests, wish: &Wish) -> Result<(Vec<u32>, Reason), St
     let mut engine = Engine::new(context, options).map_err(text)?;
     let submitted = engine.submit(wish.with(&known.adapters), Arc::new(|| {}));
     let (id, reader) = submitted.map_err(|refusal| refusal.to_string())?;
-    let mut answer = Answer {
+    let mut answer = RequestOutcome {
         id,
         wish: wish.clone(),
         reader: Some(reader),
@@ -314,9 +314,9 @@ impl Setting {
 
 /// Runs a case.
 pub(crate) fn play(
-    case: &Case,
+    case: &SimCase,
     world: &Arc<World>,
-    outcome: &mut Outcome,
+    outcome: &mut CaseOutcome,
 ) -> std::result::Result<(), String> {
     let machine = machine(case, world);
     let mut rng = Rng::new(case.seed_for(5));
@@ -399,21 +399,21 @@ impl Serve<'_> {
         waiting: &mut Vec<Wish>,
         rng: &mut Rng,
         with_faults: bool,
-    ) -> Result<Vec<Answer>, String> {
+    ) -> Result<Vec<RequestOutcome>, String> {
         let Serve {
             engine,
             adapters,
             world,
             cancel,
         } = self;
-        let mut answers: Vec<Answer> = Vec::new();
+        let mut answers: Vec<RequestOutcome> = Vec::new();
         for _ in 0..MAX_STEPS {
             if !waiting.is_empty() && rng.one_in(3) {
                 let wish = waiting.remove(0);
                 let submitted = engine.submit(wish.with(adapters), Arc::new(|| {}));
                 let (id, reader) = submitted.map_err(|refusal| refusal.to_string())?;
                 world.with(|state| state.note(|_| format!("REQUEST {id}: {}", wish.name())));
-                answers.push(Answer {
+                answers.push(RequestOutcome {
                     id,
                     wish,
                     reader: Some(reader),
@@ -452,7 +452,10 @@ impl Serve<'_> {
                     answer.read(1 + rng.below(8))?;
                 }
             }
-            if waiting.is_empty() && answers.iter().all(Answer::is_over) && engine.is_quiet() {
+            if waiting.is_empty()
+                && answers.iter().all(RequestOutcome::is_over)
+                && engine.is_quiet()
+            {
                 return Ok(answers);
             }
         }
@@ -463,7 +466,7 @@ impl Serve<'_> {
 }
 
 /// Compares all answers with those of the same requests alone.
-fn compare(known: &KnownForRequests, answers: &[Answer]) -> Result<(), String> {
+fn compare(known: &KnownForRequests, answers: &[RequestOutcome]) -> Result<(), String> {
     let mut expected: BTreeMap<String, (Vec<u32>, Reason)> = BTreeMap::new();
     for answer in answers {
         let name = answer.wish.name();

@@ -5,11 +5,11 @@
 //! by a fault. A client that lost its connection reconnects and must get the same tokens. No client
 //! may hang, and no client may receive another client's bytes, including those left in memory.
 
-use crate::case::{Case, Outcome};
+use crate::case::{CaseOutcome, SimCase};
 use crate::clock::SimClock;
 use crate::environment::SimFiles;
 use crate::fault::Fault;
-use crate::known::{Known, known};
+use crate::known::{KnownModel, known};
 use crate::net::{MEMORY, Net, SimNetwork};
 use crate::player::{Player, close};
 use crate::served::{self, Logits, SECRET, Text, Tokens};
@@ -28,7 +28,7 @@ const CLIENTS: usize = 8;
 type Result<T> = std::result::Result<T, String>;
 
 /// A client's resources on the server.
-struct Loaded {
+struct RpcClientResources {
     context: Context,
     device: Arc<dyn Device>,
     /// Buffer that contains its secret.
@@ -64,13 +64,13 @@ struct Client {
     net: Arc<Net>,
     environment: Environment,
     text: Text,
-    loaded: Option<Loaded>,
+    loaded: Option<RpcClientResources>,
     /// Bytes that no other client has.
     secret: [u8; 16],
 }
 
 /// Runs a case.
-pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<()> {
+pub(crate) fn play(case: &SimCase, world: &Arc<World>, outcome: &mut CaseOutcome) -> Result<()> {
     let mut rng = Rng::new(case.seed_for(5));
     let known = known()?;
     let known = &known[rng.below(known.len())];
@@ -98,7 +98,7 @@ pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Re
 }
 
 /// Creates the network and the server's device.
-fn network(case: &Case, world: &Arc<World>, clock: &Arc<dyn Clock>) -> Arc<Net> {
+fn network(case: &SimCase, world: &Arc<World>, clock: &Arc<dyn Clock>) -> Arc<Net> {
     let mut rng = Rng::new(case.seed_for(3));
     let device: Arc<dyn Device> = served::far(world, &mut rng, &[]);
     let fallback = rng
@@ -131,7 +131,7 @@ fn network(case: &Case, world: &Arc<World>, clock: &Arc<dyn Clock>) -> Arc<Net> 
 impl Client {
     fn new(
         number: usize,
-        known: &Known,
+        known: &KnownModel,
         net: &Arc<Net>,
         world: &Arc<World>,
         clock: &Arc<dyn Clock>,
@@ -223,7 +223,7 @@ impl Client {
     }
 
     /// Connects, loads the model and replays everything computed so far.
-    fn load(&self) -> Result<Loaded> {
+    fn load(&self) -> Result<RpcClientResources> {
         let options = ClientOptions {
             environment: self.environment.clone(),
             ..ClientOptions::default()
@@ -235,7 +235,7 @@ impl Client {
                 .first()
                 .map_or_else(String::new, |no| no.why.clone()));
         };
-        Ok(Loaded {
+        Ok(RpcClientResources {
             context: self.text.load(&device)?,
             device,
             secret: None,
@@ -243,7 +243,7 @@ impl Client {
     }
 }
 
-impl Loaded {
+impl RpcClientResources {
     /// Frees the memory with the secret, which must then be available to others.
     fn free(&mut self) -> Result<()> {
         if let Some(secret) = self.secret.take() {

@@ -1,6 +1,6 @@
 //! Searches for failing seeds, and minimizes failures.
 
-use crate::case::{Case, Workload};
+use crate::case::{SimCase, Workload};
 use crate::fault::Fault;
 use crate::run;
 use samite_core::CancelToken;
@@ -11,9 +11,9 @@ use std::sync::{Mutex, PoisonError};
 
 /// A failed case, with its error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct CaseFailure {
     /// The failed case.
-    pub case: Case,
+    pub case: SimCase,
     /// Description of the failure.
     pub what: String,
 }
@@ -33,7 +33,7 @@ pub struct Summary {
     /// Combined hash; equal for equal runs of the same cases.
     pub hash: u64,
     /// Failed cases, by seed.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<CaseFailure>,
 }
 
 impl Summary {
@@ -88,9 +88,9 @@ impl Search {
     }
 
     /// Returns the case of a seed.
-    fn case(&self, seed: u64) -> Case {
-        let case = Case::new(seed);
-        Case {
+    fn case(&self, seed: u64) -> SimCase {
+        let case = SimCase::new(seed);
+        SimCase {
             workload: self.workload.unwrap_or(case.workload),
             ..case
         }
@@ -147,7 +147,7 @@ impl Search {
             failures: outcome
                 .failure
                 .into_iter()
-                .map(|what| Failure {
+                .map(|what| CaseFailure {
                     case: case.clone(),
                     what,
                 })
@@ -158,14 +158,14 @@ impl Search {
 
 /// Minimizes a failure: returns the smallest case found that still fails, with fewer faults,
 /// devices, steps and nodes.
-pub fn shrink(failure: &Failure) -> Failure {
-    let try_case = |case: Case| {
+pub fn shrink(failure: &CaseFailure) -> CaseFailure {
+    let try_case = |case: SimCase| {
         let what = run(&case, false).failure?;
-        Some(Failure { case, what })
+        Some(CaseFailure { case, what })
     };
     let mut smallest = failure.clone();
     let strikes = run(&failure.case, false).strikes;
-    let listed = Case {
+    let listed = SimCase {
         strikes: Some(strikes),
         ..failure.case.clone()
     };
@@ -181,7 +181,7 @@ pub fn shrink(failure: &Failure) -> Failure {
             }
             smallest = try_case(case).unwrap_or(smallest);
         }
-        type Part = fn(&mut Case) -> &mut usize;
+        type Part = fn(&mut SimCase) -> &mut usize;
         let parts: [(Part, usize); 3] = [
             (|case| &mut case.steps, 1),
             (|case| &mut case.devices, 0),

@@ -2,7 +2,7 @@
 //! a text that a model generates there, and a secret in its memory.
 
 use crate::device::{SimDevice, SimOptions};
-use crate::known::{Known, MODEL};
+use crate::known::{KnownModel, MODEL};
 use crate::world::World;
 use samite_core::{Buffer, DType, Device, DeviceKind, Environment, Layout, Slot, TensorRef, Usage};
 use samite_llm::{Batch, Context, ContextOptions, Model, ModelOptions, PlacementRule};
@@ -64,7 +64,12 @@ pub(crate) struct Text {
 impl Text {
     /// Creates an empty text of a model whose layers are on the server's device, which the client
     /// calls `far`, and on a local one.
-    pub fn new(known: &Known, environment: Environment, far: &str, rng: &mut Rng) -> Result<Self> {
+    pub fn new(
+        known: &KnownModel,
+        environment: Environment,
+        far: &str,
+        rng: &mut Rng,
+    ) -> Result<Self> {
         let options = ContextOptions {
             n_ctx: Some(CONTEXT),
             n_batch: 8,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// An access to bytes of a memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Access {
+pub(crate) struct MemoryAccess {
     pub memory: MemoryId,
     pub bytes: Range<usize>,
     pub writes: bool,
@@ -114,7 +114,7 @@ impl Shadow {
     /// undefined bytes.
     pub fn touch(
         &mut self,
-        access: &Access,
+        access: &MemoryAccess,
         by: Stamp,
         who: &Arc<str>,
         clock: &VectorClock,
@@ -165,8 +165,8 @@ impl Shadow {
 mod tests {
     use super::*;
 
-    fn access(memory: MemoryId, bytes: Range<usize>, writes: bool) -> Access {
-        Access {
+    fn access(memory: MemoryId, bytes: Range<usize>, writes: bool) -> MemoryAccess {
+        MemoryAccess {
             memory,
             bytes,
             writes,

@@ -3,8 +3,8 @@
 use crate::device::{SimCompiled, SimDevice};
 use crate::fault::Fault;
 use crate::memory::{access, bytes_of};
-use crate::shadow::Access;
-use crate::world::{Does, Effect, Point, Step, Time, World};
+use crate::shadow::MemoryAccess;
+use crate::world::{Does, Effect, StreamPoint, StreamStep, Time, World};
 use samite_core::{
     Device, Error, Event, Node, Op, Placed, Prepared, Result, RunControl, Stream, TensorId,
     TensorRef,
@@ -28,7 +28,7 @@ pub(crate) struct SimStream {
 struct BoundNode {
     id: TensorId,
     what: Arc<str>,
-    accesses: Vec<Access>,
+    accesses: Vec<MemoryAccess>,
     prepared: Arc<Mutex<Box<dyn Prepared>>>,
     /// Approximate duration.
     time: Time,
@@ -50,7 +50,7 @@ impl Prepared for SimPrepared {
 pub(crate) struct SimEvent {
     world: Arc<World>,
     device: usize,
-    point: Mutex<Option<Point>>,
+    point: Mutex<Option<StreamPoint>>,
 }
 
 impl SimEvent {
@@ -62,7 +62,7 @@ impl SimEvent {
         }
     }
 
-    fn point(&self) -> Option<Point> {
+    fn point(&self) -> Option<StreamPoint> {
         *self.point.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -102,7 +102,7 @@ impl SimStream {
     }
 
     /// Executes the steps now, or queues them as one job.
-    fn submit(&mut self, steps: Vec<Step>) -> Result<()> {
+    fn submit(&mut self, steps: Vec<StreamStep>) -> Result<()> {
         let world = &self.device.world;
         match self.queue {
             Some(queue) => {
@@ -138,7 +138,7 @@ impl SimStream {
                 self.device.world.with(|state| state.violate(mistake));
                 return Err(Error::invalid("memory of another device"));
             }
-            accesses.push(Access {
+            accesses.push(MemoryAccess {
                 // Of copied expert weights, only those of the experts in use are present.
                 is_partial: index == 0 && matches!(tensor.op, Op::MulMatId { .. }),
                 ..access(place, written.contains(&index), name(id))
@@ -176,9 +176,9 @@ impl SimStream {
         what: &str,
         from: impl Fn(usize, &mut [u8]) -> Result<()> + Send + Clone + 'static,
         to: &TensorRef,
-        accesses: [Option<Access>; 2],
+        accesses: [Option<MemoryAccess>; 2],
         range: std::ops::Range<usize>,
-    ) -> Result<Vec<Step>> {
+    ) -> Result<Vec<StreamStep>> {
         let to = bytes_of(to)?;
         let is_torn = self.device.world.with(|state| {
             let is_torn = range.len() > 1 && state.faults.strikes(Fault::Torn);
@@ -199,7 +199,7 @@ impl SimStream {
                 from(piece.start, &mut bytes)?;
                 to.write(piece.start, &bytes)
             });
-            Step {
+            StreamStep {
                 what: what.into(),
                 accesses: accesses.iter().flatten().cloned().collect(),
                 does: Does::Copy(5_000, effect),
@@ -262,7 +262,7 @@ impl Stream for SimStream {
                 }
                 Ok(())
             });
-            Step {
+            StreamStep {
                 what: Arc::clone(&node.what),
                 accesses: node.accesses.clone(),
                 does: Does::Work(node.time, effect),
@@ -330,7 +330,7 @@ impl Stream for SimStream {
         let Some(point) = event.point() else {
             return Ok(());
         };
-        self.submit(vec![Step {
+        self.submit(vec![StreamStep {
             what: "a wait".into(),
             accesses: Vec::new(),
             does: Does::Wait(point),

@@ -2,15 +2,15 @@
 
 /// A sequence of work items that run one after another: the host is lane 0, and each stream has its
 /// own lane.
-pub(crate) type Lane = usize;
+pub(crate) type LaneIndex = usize;
 
 /// The host's thread.
-pub(crate) const HOST: Lane = 0;
+pub(crate) const HOST: LaneIndex = 0;
 
 /// Identifies a work item: item number `tick` of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
-    pub lane: Lane,
+    pub lane: LaneIndex,
     pub tick: u64,
 }
 
@@ -21,7 +21,7 @@ pub(crate) struct VectorClock(Vec<u64>);
 
 impl VectorClock {
     /// Starts the next work item of `lane`.
-    pub fn tick(&mut self, lane: Lane) -> Stamp {
+    pub fn tick(&mut self, lane: LaneIndex) -> Stamp {
         if self.0.len() <= lane {
             self.0.resize(lane + 1, 0);
         }

@@ -7,7 +7,7 @@
 //! another seed gives another order of events that hardware could also produce.
 
 use crate::fault::{Fault, Faults, Strike};
-use crate::shadow::{Access, Shadow};
+use crate::shadow::{MemoryAccess, Shadow};
 use crate::time::{HOST, Stamp, VectorClock};
 use crate::trace::Trace;
 use samite_core::{CancelToken, Error, Location, Result};
@@ -31,10 +31,10 @@ const JUMP: Time = 3_600_000_000_000;
 pub(crate) type Effect = Box<dyn FnMut() -> Result<()> + Send>;
 
 /// A part of a job whose effect happens at one moment.
-pub(crate) struct Step {
+pub(crate) struct StreamStep {
     /// Description for messages.
     pub what: Arc<str>,
-    pub accesses: Vec<Access>,
+    pub accesses: Vec<MemoryAccess>,
     pub does: Does,
 }
 
@@ -45,35 +45,35 @@ pub(crate) enum Does {
     /// Takes part of a copy.
     Copy(Time, Effect),
     /// Waits for another stream.
-    Wait(Point),
+    Wait(StreamPoint),
 }
 
 /// A point in a stream's queue, after this many jobs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Point {
+pub(crate) struct StreamPoint {
     pub stream: usize,
     pub jobs: u64,
 }
 
 /// Steps submitted to a stream in one call, with the host's clock at that time.
-struct Job {
-    steps: VecDeque<Step>,
+struct StreamJob {
+    steps: VecDeque<StreamStep>,
     seen: VectorClock,
 }
 
-struct Stream {
+struct StreamQueue {
     device: usize,
     name: Arc<str>,
     clock: VectorClock,
-    queue: VecDeque<Job>,
+    queue: VecDeque<StreamJob>,
     /// Job in progress.
-    current: Option<Job>,
+    current: Option<StreamJob>,
     /// True if the effect of the current step already happened when the step began.
     felt: bool,
     /// True if the current step never ends.
     stalled: bool,
     /// Point that the stream waits for.
-    blocked: Option<Point>,
+    blocked: Option<StreamPoint>,
     /// Duration of work, in tenths of the prediction.
     slowness: u64,
     submitted: u64,
@@ -105,10 +105,10 @@ pub(crate) struct Live {
 pub(crate) struct World {
     /// Outside the state, so that a clock can be read while the state is locked.
     now: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<WorldState>,
 }
 
-pub(crate) struct State {
+pub(crate) struct WorldState {
     rng: Rng,
     now: Time,
     /// Upper limit of the duration of a host call.
@@ -117,7 +117,7 @@ pub(crate) struct State {
     early: Option<usize>,
     /// Events ordered by time, then by a random number: the stream proceeds.
     events: BinaryHeap<Reverse<(Time, u64, usize)>>,
-    streams: Vec<Stream>,
+    streams: Vec<StreamQueue>,
     devices: Vec<DeviceState>,
     host: VectorClock,
     shadow: Shadow,
@@ -143,7 +143,7 @@ impl World {
     /// Creates a world without devices; `seed` determines the order of events.
     pub fn new(seed: u64, faults: Faults, trace: Trace) -> Arc<Self> {
         let mut rng = Rng::new(seed);
-        let state = State {
+        let state = WorldState {
             // From a host far ahead of all devices to one far behind them.
             call_time: rng.pick(&[1, 1_000, 10_000, 100_000]),
             early: rng.pick(&[None, Some(1), Some(2), Some(8)]),
@@ -168,12 +168,12 @@ impl World {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WorldState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Accesses the state without advancing time.
-    pub fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+    pub fn with<R>(&self, f: impl FnOnce(&mut WorldState) -> R) -> R {
         let mut state = self.lock();
         let result = f(&mut state);
         self.now.store(state.now, Ordering::SeqCst);
@@ -207,9 +207,9 @@ impl World {
     }
 }
 
-impl State {
+impl WorldState {
     /// Writes to the trace.
-    pub fn note(&mut self, text: impl FnOnce(&State) -> String) {
+    pub fn note(&mut self, text: impl FnOnce(&WorldState) -> String) {
         let text = text(self);
         self.trace.note(self.now, &text);
     }
@@ -239,7 +239,7 @@ impl State {
     pub fn add_stream(&mut self, device: usize) -> usize {
         let number = self.streams.len();
         let slowness = self.rng.pick(&[1, 5, 10, 10, 20, 100]);
-        self.streams.push(Stream {
+        self.streams.push(StreamQueue {
             device,
             name: format!("{}#{number}", self.devices[device].name).into(),
             clock: VectorClock::default(),
@@ -350,12 +350,12 @@ impl State {
     }
 
     /// Submits a job to a stream.
-    pub fn submit(&mut self, stream: usize, steps: Vec<Step>) {
+    pub fn submit(&mut self, stream: usize, steps: Vec<StreamStep>) {
         let seen = self.host.clone();
         let s = &mut self.streams[stream];
         s.submitted += 1;
         let was_idle = s.current.is_none() && s.queue.is_empty();
-        s.queue.push_back(Job {
+        s.queue.push_back(StreamJob {
             steps: steps.into(),
             seen,
         });
@@ -365,19 +365,19 @@ impl State {
     }
 
     /// Returns the point after everything submitted to a stream.
-    pub fn end_of(&self, stream: usize) -> Point {
-        Point {
+    pub fn end_of(&self, stream: usize) -> StreamPoint {
+        StreamPoint {
             stream,
             jobs: self.streams[stream].submitted,
         }
     }
 
-    fn is_reached(&self, point: Point) -> bool {
+    fn is_reached(&self, point: StreamPoint) -> bool {
         self.streams[point.stream].done >= point.jobs
     }
 
     /// Returns a stream's clock at a point already reached, or the failure of earlier work.
-    fn known_at(&self, point: Point) -> Result<VectorClock> {
+    fn known_at(&self, point: StreamPoint) -> Result<VectorClock> {
         match point.jobs {
             0 => Ok(VectorClock::default()),
             jobs => self.streams[point.stream].history[jobs as usize - 1].clone(),
@@ -403,7 +403,7 @@ impl State {
     }
 
     /// Applies the effect of a stream's step.
-    fn feel(&mut self, stream: usize, mut step: Step) -> Result<()> {
+    fn feel(&mut self, stream: usize, mut step: StreamStep) -> Result<()> {
         let lane = stream + 1;
         let by = self.streams[stream].clock.tick(lane);
         let who: Arc<str> = format!("{} in {}", self.streams[stream].name, step.what).into();
@@ -419,7 +419,7 @@ impl State {
         effect()
     }
 
-    fn touch(&mut self, accesses: &[Access], by: Stamp, who: &Arc<str>, clock: &VectorClock) {
+    fn touch(&mut self, accesses: &[MemoryAccess], by: Stamp, who: &Arc<str>, clock: &VectorClock) {
         for access in accesses {
             if let Err(mistake) = self.shadow.touch(access, by, who, clock) {
                 self.violate(mistake);
@@ -556,7 +556,7 @@ impl State {
     }
 
     /// Advances time until `is_so` holds.
-    fn wait_until(&mut self, what: &str, is_so: impl Fn(&State) -> bool) -> Result<()> {
+    fn wait_until(&mut self, what: &str, is_so: impl Fn(&WorldState) -> bool) -> Result<()> {
         while !is_so(self) {
             if !self.happen() {
                 self.violate(format!("the host waits for ever: {what}"));
@@ -580,7 +580,7 @@ impl State {
     }
 
     /// Makes the host wait for a point of a stream.
-    pub fn wait_for(&mut self, point: Point) -> Result<()> {
+    pub fn wait_for(&mut self, point: StreamPoint) -> Result<()> {
         let name = Arc::clone(&self.streams[point.stream].name);
         self.wait_until(&name, |state| state.is_reached(point))?;
         let known = self.known_at(point)?;
@@ -589,7 +589,7 @@ impl State {
     }
 
     /// Executes a step of a synchronous device on the host, while other streams proceed.
-    pub fn on_host(&mut self, device: usize, mut step: Step) -> Result<()> {
+    pub fn on_host(&mut self, device: usize, mut step: StreamStep) -> Result<()> {
         self.touch_by_host(&step.what, &step.accesses);
         let (time, fault, lose, effect) = match &mut step.does {
             Does::Work(time, effect) => (*time, Fault::Compute, Fault::Lose, effect),
@@ -633,7 +633,7 @@ impl State {
     /// Checks that no work uses a buffer that is being freed.
     pub fn let_go(&mut self, name: &str, at: Location, bytes: usize) {
         let (start, end) = (at.offset, at.offset + bytes);
-        let uses = |access: &Access| {
+        let uses = |access: &MemoryAccess| {
             access.memory == at.memory && access.bytes.start < end && start < access.bytes.end
         };
         let user = self.streams.iter().find(|stream| {
@@ -648,7 +648,7 @@ impl State {
     }
 
     /// Records an access by the host.
-    pub fn touch_by_host(&mut self, what: &str, accesses: &[Access]) {
+    pub fn touch_by_host(&mut self, what: &str, accesses: &[MemoryAccess]) {
         let by = self.host.tick(HOST);
         let who: Arc<str> = format!("the host in {what}").into();
         let clock = self.host.clone();

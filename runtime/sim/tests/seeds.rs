@@ -1,7 +1,7 @@
 //! Cases of many seeds, regression cases, and reproducibility of a case.
 #![allow(clippy::unwrap_used)] // test helpers may unwrap
 
-use samite_sim::{Case, Fault, Search, Workload, run, shrink};
+use samite_sim::{Fault, Search, SimCase, Workload, run, shrink};
 
 /// Number of cases in one test run; `samite sim` runs more in the same time.
 /// `SAMITE_SIM_SEEDS=first..end` selects other seeds, `SAMITE_SIM_WORKLOAD` a single workload.
@@ -56,9 +56,9 @@ fn cases_that_once_failed_pass() {
         if workload == "remote" && cfg!(not(feature = "remote")) {
             continue;
         }
-        let case = Case {
+        let case = SimCase {
             workload: workload.parse().unwrap(),
-            ..Case::new(seed.parse().unwrap())
+            ..SimCase::new(seed.parse().unwrap())
         };
         assert_eq!(run(&case, false).failure, None, "{case}: {found}");
         count += 1;
@@ -78,9 +78,9 @@ fn a_case_is_the_same_every_time_and_on_any_number_of_threads() {
     let one = search(1);
     assert_eq!(one, search(3));
     for seed in [303, 306] {
-        let traced = run(&Case::new(seed), true);
-        assert_eq!(traced.hash, run(&Case::new(seed), false).hash);
-        assert_ne!(traced.hash, run(&Case::new(seed + 8), false).hash);
+        let traced = run(&SimCase::new(seed), true);
+        assert_eq!(traced.hash, run(&SimCase::new(seed), false).hash);
+        assert_ne!(traced.hash, run(&SimCase::new(seed + 8), false).hash);
         let trace = traced.trace.unwrap();
         assert!(trace.lines().count() > 20, "{trace}");
     }
@@ -90,16 +90,16 @@ fn a_case_is_the_same_every_time_and_on_any_number_of_threads() {
 fn faults_that_are_listed_strike_and_no_others() {
     let mut differing = 0;
     for seed in 0..60 {
-        let drawn = run(&Case::new(seed), false);
-        let case = Case {
+        let drawn = run(&SimCase::new(seed), false);
+        let case = SimCase {
             strikes: Some(drawn.strikes.clone()),
-            ..Case::new(seed)
+            ..SimCase::new(seed)
         };
         let listed = run(&case, false);
         assert_eq!((listed.hash, listed.strikes), (drawn.hash, drawn.strikes));
-        let case = Case {
+        let case = SimCase {
             strikes: Some(Vec::new()),
-            ..Case::new(seed)
+            ..SimCase::new(seed)
         };
         let none = run(&case, false);
         assert_eq!(none.strikes, []);

@@ -224,19 +224,19 @@ impl Bpe {
         let parts = &mut scratch.parts;
         parts.clear();
         match &self.characters {
-            None => parts.extend((0..).zip(bytes).map(|(start, &byte)| Part {
+            None => parts.extend((0..).zip(bytes).map(|(start, &byte)| BpeSymbol {
                 start,
                 symbol: self.symbols[usize::from(byte)],
-                ..Part::default()
+                ..BpeSymbol::default()
             })),
-            Some(characters) => parts.extend(word.char_indices().map(|(start, c)| Part {
+            Some(characters) => parts.extend(word.char_indices().map(|(start, c)| BpeSymbol {
                 start: start as u32,
                 symbol: if c.is_ascii() {
                     self.symbols[c as usize]
                 } else {
                     characters.get(&c).copied().unwrap_or(NONE)
                 },
-                ..Part::default()
+                ..BpeSymbol::default()
             })),
         }
         if parts.len() <= SHORT {
@@ -268,8 +268,8 @@ impl Bpe {
     }
 
     /// Merges the parts of a short word: always the leftmost pair with the lowest rank.
-    fn merge_short(&self, parts: &mut Vec<Part>) {
-        let merge = |parts: &[Part], left: usize| {
+    fn merge_short(&self, parts: &mut Vec<BpeSymbol>) {
+        let merge = |parts: &[BpeSymbol], left: usize| {
             let pair = (parts[left].symbol, parts.get(left + 1)?.symbol);
             self.merges.get(&pair)
         };
@@ -318,13 +318,13 @@ impl Bpe {
 /// Temporary buffers for tokenizing a text.
 #[derive(Debug, Default)]
 struct Scratch {
-    parts: Vec<Part>,
+    parts: Vec<BpeSymbol>,
     merger: Merger<Reverse<u32>>,
 }
 
 /// A symbol of a word, and the result of its merge with the next symbol.
 #[derive(Debug, Clone, Copy, Default)]
-struct Part {
+struct BpeSymbol {
     start: u32,
     symbol: u32,
     rank: u32,

@@ -28,7 +28,7 @@ impl Symbol {
 }
 
 #[derive(Debug)]
-struct Pair<P> {
+struct MergeCandidate<P> {
     priority: P,
     left: u32,
     right: u32,
@@ -38,7 +38,7 @@ struct Pair<P> {
     merged: u32,
 }
 
-impl<P: Ord> Ord for Pair<P> {
+impl<P: Ord> Ord for MergeCandidate<P> {
     /// Orders by priority, then leftmost first.
     fn cmp(&self, other: &Self) -> Ordering {
         self.priority
@@ -47,25 +47,25 @@ impl<P: Ord> Ord for Pair<P> {
     }
 }
 
-impl<P: Ord> PartialOrd for Pair<P> {
+impl<P: Ord> PartialOrd for MergeCandidate<P> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<P: Ord> PartialEq for Pair<P> {
+impl<P: Ord> PartialEq for MergeCandidate<P> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl<P: Ord> Eq for Pair<P> {}
+impl<P: Ord> Eq for MergeCandidate<P> {}
 
 /// Temporary buffers of a merge, which are reused so that short words need no allocation.
 #[derive(Debug)]
 pub(crate) struct Merger<P> {
     symbols: Vec<Symbol>,
-    pairs: BinaryHeap<Pair<P>>,
+    pairs: BinaryHeap<MergeCandidate<P>>,
 }
 
 impl<P: Ord> Default for Merger<P> {
@@ -145,7 +145,7 @@ impl<P: Ord> Merger<P> {
     ) {
         let (a, b) = (&self.symbols[left as usize], &self.symbols[right as usize]);
         if let Some((priority, merged)) = lookup(a, b) {
-            self.pairs.push(Pair {
+            self.pairs.push(MergeCandidate {
                 priority,
                 left,
                 right,

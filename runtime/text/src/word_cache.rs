@@ -14,7 +14,7 @@ const MIN_TEXT_LEN: usize = 512;
 const MOST: usize = 1 << 14;
 
 #[derive(Debug, Clone, Copy)]
-struct Entry<'t> {
+struct CachedWord<'t> {
     word: &'t [u8],
     /// Start of its tokens in the output.
     start: usize,
@@ -24,7 +24,7 @@ struct Entry<'t> {
 /// Words of a text by hash. On a collision, the later word replaces the earlier one.
 #[derive(Debug)]
 pub(crate) struct WordCache<'t> {
-    entries: Vec<Entry<'t>>,
+    entries: Vec<CachedWord<'t>>,
 }
 
 impl<'t> WordCache<'t> {
@@ -34,7 +34,7 @@ impl<'t> WordCache<'t> {
             0..MIN_TEXT_LEN => 0,
             _ => (length / 8).next_power_of_two().min(MOST),
         };
-        let empty = Entry {
+        let empty = CachedWord {
             word: &[],
             start: 0,
             tokens: 0,
@@ -68,7 +68,7 @@ impl<'t> WordCache<'t> {
         }
         let start = output.len();
         make(output);
-        *entry = Entry {
+        *entry = CachedWord {
             word,
             start,
             tokens: output.len() - start,

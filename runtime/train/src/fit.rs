@@ -121,7 +121,7 @@ pub struct FitReport {
 }
 
 /// A graph from inputs to a loss, optionally with gradients.
-struct Work {
+struct FitGraph {
     graph: Graph,
     inputs: TensorId,
     labels: Option<TensorId>,
@@ -135,8 +135,8 @@ pub struct Fit {
     lens: [usize; 2],
     scheduler: Scheduler,
     parameters: Vec<Stored>,
-    learn: Work,
-    measure: Work,
+    learn: FitGraph,
+    measure: FitGraph,
     change: StepGraph,
     step: u64,
     epoch: u64,
@@ -183,7 +183,7 @@ impl Fit {
             .map(|spec| Stored::allocate(spec, device));
         let parameters = stored.collect::<Result<Vec<_>>>()?;
         initialize(&parameters, options.seed)?;
-        let work = |learns| Work::new(&options, lens, &parameters, &build, learns);
+        let work = |learns| FitGraph::new(&options, lens, &parameters, &build, learns);
         Ok(Fit {
             learn: work(true)?,
             measure: work(false)?,
@@ -342,7 +342,7 @@ impl Fit {
     }
 }
 
-impl Work {
+impl FitGraph {
     fn new(
         options: &FitOptions,
         [input, label]: [usize; 2],
@@ -377,7 +377,7 @@ impl Work {
         }
         graph.set_output(outputs);
         graph.set_output(loss);
-        Ok(Work {
+        Ok(FitGraph {
             graph,
             inputs,
             labels,

@@ -181,7 +181,7 @@ impl Forward {
     /// Returns an error if a parameter is missing or operands do not match.
     pub fn append(graph: &mut Graph, parts: Parts<'_>) -> Result<Self> {
         let count = parts.context * parts.batch;
-        let mut model = Builder {
+        let mut model = ModelGraphBuilder {
             graph,
             parts,
             prefix: String::new(),
@@ -221,7 +221,7 @@ impl Forward {
     }
 }
 
-struct Builder<'a> {
+struct ModelGraphBuilder<'a> {
     graph: &'a mut Graph,
     parts: Parts<'a>,
     /// Prefix of the names of a layer's tensors.
@@ -235,7 +235,7 @@ fn unknown<T>(part: &str) -> Result<T> {
     )))
 }
 
-impl Builder<'_> {
+impl ModelGraphBuilder<'_> {
     fn optional(&self, name: &str) -> Option<TensorId> {
         self.parts.weights.get(name).copied()
     }

@@ -8,11 +8,11 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Throttle {
     interval: Duration,
-    state: Mutex<State>,
+    state: Mutex<ThrottleState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ThrottleState {
     last: Option<Instant>,
     skipped: u64,
 }

@@ -2,7 +2,7 @@
 
 use super::Fields;
 use super::record::{RECORD, Record};
-use crate::Reason;
+use crate::ConversionReason;
 use crate::numbers::MAX_SRC;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,8 +27,9 @@ impl GraphMessage {
     ///
     /// # Errors
     /// If it is invalid, or has more than `most` tensors.
-    pub fn read(payload: &[u8], most: usize) -> Result<Self, Reason> {
-        let too_many = |n| Reason::from(format!("a graph of {n} tensors; {most} are allowed"));
+    pub fn read(payload: &[u8], most: usize) -> Result<Self, ConversionReason> {
+        let too_many =
+            |n| ConversionReason::from(format!("a graph of {n} tensors; {most} are allowed"));
         let mut fields = Fields::new(payload);
         let device = fields.u32()?;
         let count = fields.u32()? as usize;

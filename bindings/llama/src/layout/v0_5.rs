@@ -74,7 +74,7 @@ pub type EvalCallback = Option<unsafe extern "C" fn(*mut c_void, bool, *mut c_vo
 /// `ggml_tensor`
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Tensor {
+pub struct GgmlTensor {
     pub dtype: c_int,
     pub buffer: *mut c_void,
     pub ne: [i64; 4],
@@ -82,8 +82,8 @@ pub struct Tensor {
     pub op: c_int,
     pub op_params: [i32; 16],
     pub flags: i32,
-    pub src: [*mut Tensor; 10],
-    pub view_src: *mut Tensor,
+    pub src: [*mut GgmlTensor; 10],
+    pub view_src: *mut GgmlTensor,
     pub view_offs: usize,
     pub data: *mut c_void,
     pub name: [c_char; 64],
@@ -91,9 +91,9 @@ pub struct Tensor {
     pub padding: [u8; 8],
 }
 
-impl Tensor {
+impl GgmlTensor {
     /// Empty tensor.
-    pub const EMPTY: Self = Tensor {
+    pub const EMPTY: Self = GgmlTensor {
         dtype: 0,
         buffer: std::ptr::null_mut(),
         ne: [0; 4],

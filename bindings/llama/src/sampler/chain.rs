@@ -1,6 +1,6 @@
 //! Sampler chains.
 
-use super::own::{Own, Passing, Stage};
+use super::own::{Own, Passing, SamplerStage};
 use super::{accept, apply, duplicate, free, items, make, own, read, reset};
 use crate::entry::{Failure, Outcome, export, run};
 use crate::layout::{DEFAULT_SEED, Flag, PerfSampler, Sampler, SamplerChainParams, TokenDataArray};
@@ -9,7 +9,7 @@ use crate::names::now_us;
 use std::sync::{Mutex, PoisonError};
 
 /// Samplers of a chain, by address.
-pub struct Link {
+pub struct SamplerChain {
     members: Vec<usize>,
     /// Number of chains that enclose this one.
     level: usize,
@@ -18,18 +18,18 @@ pub struct Link {
     sampled: i32,
 }
 
-impl Clone for Link {
+impl Clone for SamplerChain {
     /// Needed for the enum. Members belong to a single chain, so a clone has none;
     /// [`duplicate`](Self::duplicate) clones them.
     fn clone(&self) -> Self {
-        Link {
+        SamplerChain {
             members: Vec::new(),
             ..*self
         }
     }
 }
 
-impl Link {
+impl SamplerChain {
     /// Returns the samplers.
     pub fn members(&self) -> Vec<*mut Sampler> {
         let members = self.members.iter();
@@ -72,8 +72,8 @@ impl Link {
                 let of_library = run("llama_sampler_apply", None, || unsafe { own(member) });
                 let mut stage = of_library.as_ref().map(|own| own.lock());
                 match stage.as_deref_mut() {
-                    Some(Stage::Nothing) => {}
-                    Some(stage) if !matches!(stage, Stage::Chain(_)) => {
+                    Some(SamplerStage::Nothing) => {}
+                    Some(stage) if !matches!(stage, SamplerStage::Chain(_)) => {
                         let passing = match &mut passing {
                             Some(passing) => passing,
                             none => {
@@ -138,7 +138,7 @@ impl Link {
             match unsafe { duplicate(member) } {
                 Ok(clone) => members.push(clone.expose_provenance()),
                 Err(failure) => {
-                    let half = Link {
+                    let half = SamplerChain {
                         members,
                         ..self.clone()
                     };
@@ -155,7 +155,7 @@ impl Link {
             // SAFETY: the clones are samplers that are in no other chain.
             unsafe { set_level(member, 1) }?;
         }
-        Ok(Link {
+        Ok(SamplerChain {
             members,
             level: 0,
             took_us: 0,
@@ -196,7 +196,7 @@ unsafe fn link_of(sampler: *mut Sampler) -> Outcome<Option<(usize, Vec<*mut Samp
     // SAFETY: guaranteed by the caller.
     let own = unsafe { own(sampler) }?;
     Ok(own.and_then(|own| match &*own.lock() {
-        Stage::Chain(link) => Some((link.level, link.members())),
+        SamplerStage::Chain(link) => Some((link.level, link.members())),
         _ => None,
     }))
 }
@@ -231,7 +231,7 @@ unsafe fn set_level(sampler: *mut Sampler, level: usize) -> Outcome<()> {
         return Ok(());
     };
     let members = match &mut *own.lock() {
-        Stage::Chain(link) => {
+        SamplerStage::Chain(link) => {
             link.level = level;
             link.members()
         }
@@ -250,12 +250,12 @@ unsafe fn set_level(sampler: *mut Sampler, level: usize) -> Outcome<()> {
 /// The caller must uphold the header's contract.
 unsafe fn of_chain<T>(
     chain: *const Sampler,
-    ask: impl FnOnce(&mut Link) -> Outcome<T>,
+    ask: impl FnOnce(&mut SamplerChain) -> Outcome<T>,
 ) -> Outcome<T> {
     // SAFETY: the caller upholds the header's contract.
     let own = unsafe { own(chain) }?;
     match own.as_ref().map(|own| own.lock()).as_deref_mut() {
-        Some(Stage::Chain(link)) => ask(link),
+        Some(SamplerStage::Chain(link)) => ask(link),
         _ => Err(Failure::new("the sampler is no chain")),
     }
 }
@@ -270,14 +270,14 @@ export! {
     /// Creates a chain without samplers.
     fn llama_sampler_chain_init(params: SamplerChainParams) -> *mut Sampler,
         or std::ptr::null_mut(); {
-        let link = Link {
+        let link = SamplerChain {
             members: Vec::new(),
             level: 0,
             no_perf: params.no_perf.is_on(),
             took_us: 0,
             sampled: 0,
         };
-        Ok(make(Own::new(c"chain", None, Stage::Chain(link))))
+        Ok(make(Own::new(c"chain", None, SamplerStage::Chain(link))))
     }
 
     /// Adds a sampler and transfers its ownership to the chain.

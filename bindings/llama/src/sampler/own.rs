@@ -1,6 +1,6 @@
 //! Samplers of this library: sampler stages applied to a caller's candidates.
 
-use super::chain::Link;
+use super::chain::SamplerChain;
 use super::grammar::GrammarStage;
 use super::{free, items};
 use crate::entry::{Failure, Outcome, array, export, run, text};
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Own {
     name: &'static CStr,
     seed: Option<u32>,
-    state: Mutex<Stage>,
+    state: Mutex<SamplerStage>,
 }
 
 /// All samplers of this library.
@@ -29,7 +29,7 @@ pub static OWN: Handles<Own> = Handles::new("sampler");
 
 /// Algorithm of a sampler.
 #[derive(Clone)]
-pub enum Stage {
+pub enum SamplerStage {
     /// No operation.
     Nothing,
     /// Selects the most probable token.
@@ -51,7 +51,7 @@ pub enum Stage {
     Infill(Arc<Tokenizer>),
     Grammar(GrammarStage),
     /// Other samplers in sequence, owned by this one.
-    Chain(Link),
+    Chain(SamplerChain),
 }
 
 /// Candidates passed through stages.
@@ -97,45 +97,47 @@ impl Passing {
     }
 }
 
-impl Stage {
+impl SamplerStage {
     /// Runs the stage. On failure, the candidates are unchanged.
     pub fn run(&mut self, passing: &mut Passing) -> Outcome<()> {
         let Passing { candidates, chosen } = passing;
         match self {
-            Stage::Nothing | Stage::Chain(_) => {}
-            Stage::Greedy => {
+            SamplerStage::Nothing | SamplerStage::Chain(_) => {}
+            SamplerStage::Greedy => {
                 let (place, _) = candidates.best().or_else(first(candidates))?;
                 *chosen = candidates.as_slice().get(place).map(|kept| kept.id);
             }
-            Stage::Draw(rng) => {
+            SamplerStage::Draw(rng) => {
                 let place = candidates.draw_place(rng);
                 let place = place.or_else(|error| first(candidates)(error).map(|best| best.0))?;
                 *chosen = candidates.as_slice().get(place).map(|kept| kept.id);
             }
-            Stage::TopK(k) => candidates.top_k(usize::try_from(*k).unwrap_or(0)),
-            Stage::TopP(p, least) => candidates.top_p(*p, *least)?,
-            Stage::MinP(p, least) => candidates.min_p(*p, *least),
-            Stage::TypicalP(p, least) => candidates.typical_p(*p, *least)?,
-            Stage::Temperature(value, range, exponent) => {
+            SamplerStage::TopK(k) => candidates.top_k(usize::try_from(*k).unwrap_or(0)),
+            SamplerStage::TopP(p, least) => candidates.top_p(*p, *least)?,
+            SamplerStage::MinP(p, least) => candidates.min_p(*p, *least),
+            SamplerStage::TypicalP(p, least) => candidates.typical_p(*p, *least)?,
+            SamplerStage::Temperature(value, range, exponent) => {
                 candidates.dynamic_temperature(*value, *range, *exponent)?;
             }
-            Stage::Xtc(chance, threshold, least, rng) => {
+            SamplerStage::Xtc(chance, threshold, least, rng) => {
                 candidates.xtc(*chance, *threshold, *least, rng)?;
             }
-            Stage::TopNSigma(n) => candidates.top_n_sigma(*n),
-            Stage::Mirostat(mirostat, count, rng) => {
+            SamplerStage::TopNSigma(n) => candidates.top_n_sigma(*n),
+            SamplerStage::Mirostat(mirostat, count, rng) => {
                 *chosen = Some(mirostat.draw(candidates, *count, rng)?);
             }
-            Stage::Penalties(penalties) => penalties.apply(candidates),
-            Stage::Dry(dry) => dry.apply(candidates),
-            Stage::AdaptiveP(adaptive, rng) => *chosen = Some(adaptive.draw(candidates, rng)?),
-            Stage::LogitBias(biases) => {
+            SamplerStage::Penalties(penalties) => penalties.apply(candidates),
+            SamplerStage::Dry(dry) => dry.apply(candidates),
+            SamplerStage::AdaptiveP(adaptive, rng) => {
+                *chosen = Some(adaptive.draw(candidates, rng)?)
+            }
+            SamplerStage::LogitBias(biases) => {
                 for &(token, bias) in &*biases {
                     candidates.change_logit(token, |logit| logit + bias);
                 }
             }
-            Stage::Infill(vocabulary) => candidates.infill(vocabulary)?,
-            Stage::Grammar(grammar) => grammar.apply(candidates)?,
+            SamplerStage::Infill(vocabulary) => candidates.infill(vocabulary)?,
+            SamplerStage::Grammar(grammar) => grammar.apply(candidates)?,
         }
         Ok(())
     }
@@ -146,11 +148,11 @@ impl Stage {
             return Ok(());
         };
         match self {
-            Stage::Mirostat(mirostat, ..) => mirostat.accept(token),
-            Stage::Penalties(penalties) => penalties.accept(token),
-            Stage::Dry(dry) => dry.accept(token),
-            Stage::AdaptiveP(adaptive, _) => adaptive.accept(token),
-            Stage::Grammar(grammar) => grammar.accept(token)?,
+            SamplerStage::Mirostat(mirostat, ..) => mirostat.accept(token),
+            SamplerStage::Penalties(penalties) => penalties.accept(token),
+            SamplerStage::Dry(dry) => dry.accept(token),
+            SamplerStage::AdaptiveP(adaptive, _) => adaptive.accept(token),
+            SamplerStage::Grammar(grammar) => grammar.accept(token)?,
             _ => {}
         }
         Ok(())
@@ -159,18 +161,18 @@ impl Stage {
     fn reset(&mut self, seed: Option<u32>) -> Outcome<()> {
         let begun = || Rng::with_generator(Generator::Mersenne, seed.unwrap_or(0).into());
         match self {
-            Stage::Draw(rng) | Stage::Xtc(.., rng) => *rng = begun(),
-            Stage::Mirostat(mirostat, _, rng) => {
+            SamplerStage::Draw(rng) | SamplerStage::Xtc(.., rng) => *rng = begun(),
+            SamplerStage::Mirostat(mirostat, _, rng) => {
                 mirostat.reset();
                 *rng = begun();
             }
-            Stage::Penalties(penalties) => penalties.reset(),
-            Stage::Dry(dry) => dry.reset(),
-            Stage::AdaptiveP(adaptive, rng) => {
+            SamplerStage::Penalties(penalties) => penalties.reset(),
+            SamplerStage::Dry(dry) => dry.reset(),
+            SamplerStage::AdaptiveP(adaptive, rng) => {
                 adaptive.reset();
                 *rng = begun();
             }
-            Stage::Grammar(grammar) => grammar.reset()?,
+            SamplerStage::Grammar(grammar) => grammar.reset()?,
             _ => {}
         }
         Ok(())
@@ -191,7 +193,7 @@ fn first(candidates: &Candidates) -> impl FnOnce(SamplerError) -> Outcome<(usize
 
 impl Own {
     /// Creates a sampler with this stage.
-    pub fn new(name: &'static CStr, seed: Option<u32>, stage: Stage) -> Self {
+    pub fn new(name: &'static CStr, seed: Option<u32>, stage: SamplerStage) -> Self {
         Own {
             name,
             seed,
@@ -205,7 +207,7 @@ impl Own {
     }
 
     /// Locks its state.
-    pub fn lock(&self) -> MutexGuard<'_, Stage> {
+    pub fn lock(&self) -> MutexGuard<'_, SamplerStage> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -218,7 +220,7 @@ impl Own {
     /// The caller must uphold the header's contract.
     pub unsafe fn apply(&self, candidates: *mut TokenDataArray) -> Outcome<()> {
         let mut stage = self.lock();
-        if let Stage::Chain(link) = &mut *stage {
+        if let SamplerStage::Chain(link) = &mut *stage {
             // SAFETY: the caller upholds the header's contract.
             return unsafe { link.apply(candidates) };
         }
@@ -236,7 +238,7 @@ impl Own {
     /// If a grammar does not allow it.
     pub fn accept(&self, token: i32) -> Outcome<()> {
         match &mut *self.lock() {
-            Stage::Chain(link) => link.accept(token),
+            SamplerStage::Chain(link) => link.accept(token),
             stage => stage.accept(token),
         }
     }
@@ -247,7 +249,7 @@ impl Own {
     /// If a grammar cannot be reset.
     pub fn reset(&self) -> Outcome<()> {
         match &mut *self.lock() {
-            Stage::Chain(link) => link.reset(),
+            SamplerStage::Chain(link) => link.reset(),
             stage => stage.reset(self.seed),
         }
     }
@@ -258,7 +260,7 @@ impl Own {
     /// If a chain contains a caller's own sampler that cannot be cloned.
     pub fn duplicate(&self) -> Outcome<Own> {
         let stage = match &*self.lock() {
-            Stage::Chain(link) => Stage::Chain(link.duplicate()?),
+            SamplerStage::Chain(link) => SamplerStage::Chain(link.duplicate()?),
             stage => stage.clone(),
         };
         Ok(Own::new(self.name, self.seed, stage))
@@ -276,14 +278,14 @@ impl Own {
             return Err(Failure::new("the samplers are of different kinds"));
         }
         let source = match &*from.lock() {
-            Stage::Chain(link) => Err(link.members()),
+            SamplerStage::Chain(link) => Err(link.members()),
             stage => Ok(stage.clone()),
         };
         match source {
             Ok(stage) => *self.lock() = stage,
             Err(members) => {
                 let own = match &*self.lock() {
-                    Stage::Chain(link) => link.members(),
+                    SamplerStage::Chain(link) => link.members(),
                     _ => Vec::new(),
                 };
                 if own.len() != members.len() {
@@ -300,8 +302,8 @@ impl Own {
 
     /// Frees the samplers that it owns.
     pub fn free_parts(&self) {
-        let stage = std::mem::replace(&mut *self.lock(), Stage::Nothing);
-        if let Stage::Chain(link) = stage {
+        let stage = std::mem::replace(&mut *self.lock(), SamplerStage::Nothing);
+        if let SamplerStage::Chain(link) = stage {
             for member in link.members() {
                 // SAFETY: every member of a chain is a sampler that the chain owns.
                 run("llama_sampler_free", (), || unsafe { free(member) });
@@ -315,7 +317,7 @@ impl Own {
     /// If a chain contains a freed sampler.
     pub fn seed(&self) -> Outcome<u32> {
         match &*self.lock() {
-            Stage::Chain(link) => link.seed(),
+            SamplerStage::Chain(link) => link.seed(),
             _ => Ok(self.seed.unwrap_or(DEFAULT_SEED)),
         }
     }
@@ -345,15 +347,15 @@ pub fn random_seed(seed: u32) -> u32 {
     }
 }
 
-fn plain(name: &'static CStr, is_on: bool, stage: Stage) -> Outcome<*mut Sampler> {
-    let stage = if is_on { stage } else { Stage::Nothing };
+fn plain(name: &'static CStr, is_on: bool, stage: SamplerStage) -> Outcome<*mut Sampler> {
+    let stage = if is_on { stage } else { SamplerStage::Nothing };
     Ok(super::make(Own::new(name, None, stage)))
 }
 
 fn seeded(
     name: &'static CStr,
     seed: u32,
-    stage: impl FnOnce(Rng) -> Stage,
+    stage: impl FnOnce(Rng) -> SamplerStage,
 ) -> Outcome<*mut Sampler> {
     let seed = random_seed(seed);
     Ok(super::make(Own::new(
@@ -379,43 +381,43 @@ fn last_n(count: i32) -> usize {
 export! {
     /// Creates a greedy sampler.
     fn llama_sampler_init_greedy() -> *mut Sampler, or std::ptr::null_mut(); {
-        plain(c"greedy", true, Stage::Greedy)
+        plain(c"greedy", true, SamplerStage::Greedy)
     }
 
     /// Creates a sampler that draws by probability.
     fn llama_sampler_init_dist(seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
-        seeded(c"dist", seed, Stage::Draw)
+        seeded(c"dist", seed, SamplerStage::Draw)
     }
 
     /// Creates a top-k sampler.
     fn llama_sampler_init_top_k(k: i32) -> *mut Sampler, or std::ptr::null_mut(); {
-        plain(c"top-k", k > 0, Stage::TopK(k))
+        plain(c"top-k", k > 0, SamplerStage::TopK(k))
     }
 
     /// Creates a top-p sampler, which keeps the most probable tokens up to a total probability.
     fn llama_sampler_init_top_p(p: f32, least: usize) -> *mut Sampler, or std::ptr::null_mut(); {
-        plain(c"top-p", number("p", p)? < 1.0, Stage::TopP(p, least))
+        plain(c"top-p", number("p", p)? < 1.0, SamplerStage::TopP(p, least))
     }
 
     /// Creates a min-p sampler, which keeps tokens with a fraction of the best probability.
     fn llama_sampler_init_min_p(p: f32, least: usize) -> *mut Sampler, or std::ptr::null_mut(); {
-        plain(c"min-p", number("p", p)? > 0.0, Stage::MinP(p, least))
+        plain(c"min-p", number("p", p)? > 0.0, SamplerStage::MinP(p, least))
     }
 
     /// Creates a locally typical sampler, which keeps tokens whose surprise is near the entropy.
     fn llama_sampler_init_typical(p: f32, least: usize) -> *mut Sampler, or std::ptr::null_mut(); {
-        plain(c"typical", number("p", p)? < 1.0, Stage::TypicalP(p, least))
+        plain(c"typical", number("p", p)? < 1.0, SamplerStage::TypicalP(p, least))
     }
 
     /// Creates a temperature sampler, which divides logits; 0 or less keeps the best token only.
     fn llama_sampler_init_temp(value: f32) -> *mut Sampler, or std::ptr::null_mut(); {
-        plain(c"temp", number("t", value)? != 1.0, Stage::Temperature(value, 0.0, 1.0))
+        plain(c"temp", number("t", value)? != 1.0, SamplerStage::Temperature(value, 0.0, 1.0))
     }
 
     /// Creates a dynamic temperature sampler: the temperature depends on the entropy.
     fn llama_sampler_init_temp_ext(value: f32, range: f32, exponent: f32) -> *mut Sampler,
         or std::ptr::null_mut(); {
-        let stage = Stage::Temperature(
+        let stage = SamplerStage::Temperature(
             number("t", value)?,
             number("delta", range)?,
             number("exponent", exponent)?,
@@ -428,15 +430,15 @@ export! {
         seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
         number("p", chance)?;
         if number("t", threshold)? <= 0.5 && chance > 0.0 {
-            seeded(c"xtc", seed, |rng| Stage::Xtc(chance, threshold, least, rng))
+            seeded(c"xtc", seed, |rng| SamplerStage::Xtc(chance, threshold, least, rng))
         } else {
-            plain(c"xtc", false, Stage::Nothing)
+            plain(c"xtc", false, SamplerStage::Nothing)
         }
     }
 
     /// Creates a top-n-sigma sampler, which keeps logits within n standard deviations of the best.
     fn llama_sampler_init_top_n_sigma(n: f32) -> *mut Sampler, or std::ptr::null_mut(); {
-        plain(c"top-n-sigma", number("n", n)? > 0.0, Stage::TopNSigma(n))
+        plain(c"top-n-sigma", number("n", n)? > 0.0, SamplerStage::TopNSigma(n))
     }
 
     /// Creates a Mirostat sampler, which targets a given surprise. The number of tokens for its
@@ -445,14 +447,14 @@ export! {
         _m: i32) -> *mut Sampler, or std::ptr::null_mut(); {
         let count = usize::try_from(count).unwrap_or(0).max(1);
         let mirostat = Mirostat::new(1, number("tau", tau)?, number("eta", eta)?);
-        seeded(c"mirostat", seed, |rng| Stage::Mirostat(mirostat, count, rng))
+        seeded(c"mirostat", seed, |rng| SamplerStage::Mirostat(mirostat, count, rng))
     }
 
     /// Creates a Mirostat 2.0 sampler.
     fn llama_sampler_init_mirostat_v2(seed: u32, tau: f32, eta: f32) -> *mut Sampler,
         or std::ptr::null_mut(); {
         let mirostat = Mirostat::new(2, number("tau", tau)?, number("eta", eta)?);
-        seeded(c"mirostat-v2", seed, |rng| Stage::Mirostat(mirostat, 1, rng))
+        seeded(c"mirostat-v2", seed, |rng| SamplerStage::Mirostat(mirostat, 1, rng))
     }
 
     /// Creates a sampler that penalizes recent tokens.
@@ -473,7 +475,7 @@ export! {
         plain(
             c"penalties",
             is_on,
-            Stage::Penalties(Penalties::new(last_n(last), repeat, frequency, presence)),
+            SamplerStage::Penalties(Penalties::new(last_n(last), repeat, frequency, presence)),
         )
     }
 
@@ -486,7 +488,7 @@ export! {
             && number("dry_base", base)? >= 1.0
             && last != 0;
         if !is_on {
-            return plain(c"dry", false, Stage::Nothing);
+            return plain(c"dry", false, SamplerStage::Nothing);
         }
         let model = model(vocab)?;
         // SAFETY: the caller upholds the header's contract.
@@ -502,7 +504,7 @@ export! {
             allowed_length: usize::try_from(allowed).unwrap_or(0),
             last_n: last_n(last),
         };
-        plain(c"dry", true, Stage::Dry(Dry::new(params, breakers)))
+        plain(c"dry", true, SamplerStage::Dry(Dry::new(params, breakers)))
     }
 
     /// Creates an adaptive-p sampler, which draws near a target probability; a negative target
@@ -513,9 +515,9 @@ export! {
         let decay = number("decay", decay)?.clamp(0.0, 0.99);
         seeded(c"adaptive-p", seed, |rng| {
             if target < 0.0 {
-                Stage::Draw(rng)
+                SamplerStage::Draw(rng)
             } else {
-                Stage::AdaptiveP(AdaptiveP::new(target.min(1.0), decay), rng)
+                SamplerStage::AdaptiveP(AdaptiveP::new(target.min(1.0), decay), rng)
             }
         })
     }
@@ -529,12 +531,12 @@ export! {
         let biases = biases
             .iter()
             .filter_map(|bias| Some((u32::try_from(bias.token).ok()?, bias.bias)));
-        plain(c"logit-bias", count > 0, Stage::LogitBias(biases.collect()))
+        plain(c"logit-bias", count > 0, SamplerStage::LogitBias(biases.collect()))
     }
 
     /// Creates an infill sampler, which keeps tokens suitable for filling a gap.
     fn llama_sampler_init_infill(vocab: *const Opaque) -> *mut Sampler, or std::ptr::null_mut(); {
         let model = model(vocab)?;
-        plain(c"infill", true, Stage::Infill(Arc::clone(&model.vocabulary()?.tokenizer)))
+        plain(c"infill", true, SamplerStage::Infill(Arc::clone(&model.vocabulary()?.tokenizer)))
     }
 }

@@ -34,7 +34,7 @@ impl Reading {
 
 /// CPU time in seconds since the start of the machine or the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Times {
+pub struct CpuTimes {
     /// Work of all processes.
     pub busy: f64,
     /// Time withheld by the host.
@@ -43,7 +43,7 @@ pub struct Times {
     pub own: f64,
 }
 
-impl Times {
+impl CpuTimes {
     /// Reads the current times. They are 0 if the system does not report them.
     pub fn now() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
@@ -53,7 +53,7 @@ impl Times {
 
 /// Parses the texts of `/proc/stat` and `/proc/self/stat`. Their unit is 10 ms on every Linux
 /// system.
-fn parse_times(machine: &str, process: &str) -> Times {
+fn parse_times(machine: &str, process: &str) -> CpuTimes {
     let second = |ticks: f64| ticks / 100.0;
     let fields: Vec<f64> = machine
         .lines()
@@ -76,7 +76,7 @@ fn parse_times(machine: &str, process: &str) -> Times {
         .take(4)
         .map(|field| field.parse().unwrap_or(0.0))
         .sum();
-    Times {
+    CpuTimes {
         busy: second(busy),
         stolen: second(at(7)),
         own: second(own),
@@ -98,7 +98,7 @@ pub struct Noise {
 
 impl Noise {
     /// Computes the disturbances between two moments that are `seconds` apart.
-    pub fn new(readings: &[Reading], before: Times, after: Times, seconds: f64) -> Self {
+    pub fn new(readings: &[Reading], before: CpuTimes, after: CpuTimes, seconds: f64) -> Self {
         let drift = |pick: fn(&Reading) -> f64| {
             let least = readings.iter().map(pick).fold(f64::INFINITY, f64::min);
             let most = readings.iter().map(pick).fold(0.0, f64::max);
@@ -138,13 +138,13 @@ mod tests {
         let process = "42 (a) name) S 1 42 42 0 -1 4194560 100 0 0 0 250 50 300 100 20 0";
         assert_eq!(
             parse_times(machine, process),
-            Times {
+            CpuTimes {
                 busy: 1.63,
                 stolen: 8.0,
                 own: 7.0
             }
         );
-        assert_eq!(parse_times("", ""), Times::default());
+        assert_eq!(parse_times("", ""), CpuTimes::default());
     }
 
     #[test]
@@ -158,7 +158,7 @@ mod tests {
             clock_hz,
             read_bytes,
         };
-        let times = |busy, own| Times {
+        let times = |busy, own| CpuTimes {
             busy,
             own,
             stolen: 0.0,
@@ -177,7 +177,7 @@ mod tests {
             reason(&[at(1.0, 1.0)], times(14.0, 10.0)),
             Some("other programs")
         );
-        let stolen = Times {
+        let stolen = CpuTimes {
             stolen: 1.0,
             ..quiet
         };

@@ -8,15 +8,15 @@
 //! The machine's limits are measured before and after the pairs of each row: the bandwidth of
 //! shared memory varies, and the larger limits are closer to those of the best pairs.
 
-use super::canary::{Noise, Reading, Times};
+use super::canary::{CpuTimes, Noise, Reading};
 use super::flags::BenchArgs;
-use super::limits::{self, Limits};
+use super::limits::{self, MachineLimits};
 use super::metadata::{describe, metadata};
 use super::peer::Peer;
 use super::statistics::{Ratio, median_of, ratio};
-use super::work::{Bench, Work};
+use super::work::{BenchCase, BenchRunner};
 use crate::cpu_args::CpuArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::shown::{one_line, say};
 use crate::{interrupt, progress};
 use samite::CancelToken;
@@ -33,43 +33,43 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 const MAX_TRIES: usize = 2;
 
 /// Two consecutive samples.
-struct Pair {
+struct SamplePair {
     samite_first: bool,
     samite: f64,
     peer: f64,
     noise: Noise,
 }
 
-impl Pair {
+impl SamplePair {
     fn ratio(&self) -> f64 {
         self.samite / self.peer
     }
 }
 
 /// One line of the result.
-struct Row {
-    work: Work,
+struct ComparisonRow {
+    work: BenchCase,
     threads: usize,
     /// Number of wanted pairs.
     wanted: usize,
     /// Tokens per second of llama.cpp without and with its packed weights, or 0 if it failed. The
     /// faster mode is compared.
     trial: [f64; 2],
-    pairs: Vec<Pair>,
+    pairs: Vec<SamplePair>,
     /// The machine's limits before and after the pairs.
     limits: Vec<Peaks>,
     /// The limiting resource by the larger limits, and the rate at which its limit is reached.
     limit: Option<(&'static str, f64)>,
 }
 
-impl Row {
+impl ComparisonRow {
     fn repack(&self) -> bool {
         self.trial[1] >= self.trial[0]
     }
 
     /// Returns the number of undisturbed pairs.
     fn quiet(&self) -> usize {
-        let quiet = |pair: &&Pair| pair.noise.reason().is_none();
+        let quiet = |pair: &&SamplePair| pair.noise.reason().is_none();
         self.pairs.iter().filter(quiet).count()
     }
 
@@ -79,14 +79,14 @@ impl Row {
     }
 
     /// Returns the pairs that count.
-    fn kept(&self) -> impl Iterator<Item = &Pair> {
+    fn kept(&self) -> impl Iterator<Item = &SamplePair> {
         let all = self.is_restless();
-        let counts = move |pair: &&Pair| all || pair.noise.reason().is_none();
+        let counts = move |pair: &&SamplePair| all || pair.noise.reason().is_none();
         self.pairs.iter().filter(counts)
     }
 
     fn ratio(&self) -> Option<Ratio> {
-        let ratios: Vec<f64> = self.kept().map(Pair::ratio).collect();
+        let ratios: Vec<f64> = self.kept().map(SamplePair::ratio).collect();
         ratio(&ratios)
     }
 
@@ -109,12 +109,17 @@ impl Row {
 struct Report {
     model: String,
     peer_version: Option<String>,
-    rows: Vec<Row>,
-    limits: Limits,
+    rows: Vec<ComparisonRow>,
+    limits: MachineLimits,
 }
 
 /// Compares all `works` with each number of threads. After Ctrl-C, prints the results so far.
-pub fn run(args: &BenchArgs, bench: &Path, threads: &[usize], works: &[Work]) -> Outcome {
+pub fn run(
+    args: &BenchArgs,
+    bench: &Path,
+    threads: &[usize],
+    works: &[BenchCase],
+) -> CommandResult {
     let peer = Peer::new(bench, &args.model)?;
     let cancel = interrupt::token();
     let mut report = Report::default();
@@ -135,10 +140,10 @@ fn measure_all(
     args: &BenchArgs,
     peer: &Peer,
     threads: &[usize],
-    works: &[Work],
+    works: &[BenchCase],
     cancel: &CancelToken,
     report: &mut Report,
-) -> Outcome {
+) -> CommandResult {
     let bar = progress::count("comparing", "pairs");
     bar.set_length((threads.len() * works.len() * args.pairs as usize) as u64);
     let seed = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -151,7 +156,7 @@ fn measure_all(
             .load(&CpuArgs::new(threads, &args.pool), cancel)?;
         report.model = describe(&model);
         for &work in works {
-            report.rows.push(Row {
+            report.rows.push(ComparisonRow {
                 work,
                 threads,
                 wanted: args.pairs as usize,
@@ -167,7 +172,7 @@ fn measure_all(
                 ..
             } = &mut *report;
             let Some(row) = rows.last_mut() else { continue };
-            let mut measure_limits = |row: &mut Row| -> Outcome {
+            let mut measure_limits = |row: &mut ComparisonRow| -> CommandResult {
                 if !args.no_peaks {
                     row.limits
                         .push(limits.measure(threads, &args.pool, cancel)?);
@@ -205,11 +210,11 @@ impl Comparison<'_> {
     /// Measures until there are enough pairs.
     fn fill(
         &self,
-        row: &mut Row,
+        row: &mut ComparisonRow,
         version: &mut Option<String>,
         random: &mut Rng,
         bar: &indicatif::ProgressBar,
-    ) -> Outcome {
+    ) -> CommandResult {
         let repetitions = self.args.repetitions.unwrap_or(1);
         let (work, threads) = (row.work, row.threads);
         let sample_peer = |repack| {
@@ -217,9 +222,10 @@ impl Comparison<'_> {
             self.peer
                 .sample(work, threads, repack, repetitions, flags, self.cancel)
         };
-        let mut samite = Bench::new(self.model, work, &self.args.model, self.cancel)?;
-        let mut sample_samite = || -> Outcome<f64> {
-            let rates: Outcome<Vec<f64>> = (0..repetitions).map(|_| samite.sample()).collect();
+        let mut samite = BenchRunner::new(self.model, work, &self.args.model, self.cancel)?;
+        let mut sample_samite = || -> CommandResult<f64> {
+            let rates: CommandResult<Vec<f64>> =
+                (0..repetitions).map(|_| samite.sample()).collect();
             Ok(median_of(rates?))
         };
         // Take the better of two runs each, in the order 0 1 1 0. One mode may fail: some builds do
@@ -238,12 +244,12 @@ impl Comparison<'_> {
                     *best = best.max(sample.rate);
                     *version = version.take().or(sample.version);
                 }
-                Err(Failure::Error(message)) => *failure = Some(message),
+                Err(CommandError::Error(message)) => *failure = Some(message),
                 Err(failure) => return Err(failure),
             }
         }
         match failures {
-            [Some(message), Some(_)] => return Err(Failure::Error(message)),
+            [Some(message), Some(_)] => return Err(CommandError::Error(message)),
             [Some(message), None] | [None, Some(message)] => {
                 progress::pause(|| {
                     say(format_args!(
@@ -262,7 +268,7 @@ impl Comparison<'_> {
                 0 => random.next_u64() >> 63 == 0,
                 _ => !samite_first,
             };
-            let (before, start) = (Times::now(), Instant::now());
+            let (before, start) = (CpuTimes::now(), Instant::now());
             let mut readings = vec![reading];
             let mut rates = [0.0; 2];
             for is_samite in [samite_first, !samite_first] {
@@ -275,9 +281,9 @@ impl Comparison<'_> {
             }
             reading = readings[2];
             let seconds = start.elapsed().as_secs_f64();
-            let noise = Noise::new(&readings, before, Times::now(), seconds);
+            let noise = Noise::new(&readings, before, CpuTimes::now(), seconds);
             bar.inc(u64::from(noise.reason().is_none()));
-            row.pairs.push(Pair {
+            row.pairs.push(SamplePair {
                 samite_first,
                 samite: rates[0],
                 peer: rates[1],
@@ -330,7 +336,7 @@ fn as_table(report: &Report) -> String {
 }
 
 fn as_json(report: &Report) -> Value {
-    let pair = |pair: &Pair| {
+    let pair = |pair: &SamplePair| {
         json!({
             "first": if pair.samite_first { "samite" } else { "llama.cpp" },
             "samite": pair.samite,
@@ -342,7 +348,7 @@ fn as_json(report: &Report) -> Value {
             "restless": pair.noise.reason(),
         })
     };
-    let row = |row: &Row| {
+    let row = |row: &ComparisonRow| {
         let found = row.ratio();
         json!({
             "test": row.work.name(),
@@ -352,7 +358,9 @@ fn as_json(report: &Report) -> Value {
             "ratio": found.map(|ratio| ratio.median),
             "ratio_low": found.map(|ratio| ratio.low),
             "ratio_high": found.map(|ratio| ratio.high),
-            "ratio_of_all_pairs": ratio(&row.pairs.iter().map(Pair::ratio).collect::<Vec<_>>()).map(|ratio| ratio.median),
+            "ratio_of_all_pairs":
+                ratio(&row.pairs.iter().map(SamplePair::ratio).collect::<Vec<_>>())
+                    .map(|ratio| ratio.median),
             "repack": row.repack(),
             "llama_cpp_trial": { "repack_0": row.trial[0], "repack_1": row.trial[1] },
             "kept": row.kept().count(),

@@ -1,6 +1,6 @@
 //! The flags of `samite bench`.
 
-use super::work::Work;
+use super::work::BenchCase;
 use crate::args::{ModelArgs, sequence_count, thread_count, token_count};
 use crate::cpu_args::PoolArgs;
 use crate::model_name::ModelName;
@@ -66,7 +66,7 @@ pub struct BenchArgs {
 
 impl BenchArgs {
     /// Returns all combinations, prompts first.
-    pub fn works(&self) -> Vec<Work> {
+    pub fn works(&self) -> Vec<BenchCase> {
         let mut works = Vec::new();
         let once = [1];
         for (is_prompt, counts, sequences) in [
@@ -75,7 +75,7 @@ impl BenchArgs {
         ] {
             for &tokens in counts.iter().filter(|&&tokens| tokens > 0) {
                 for &depth in &self.depth {
-                    works.extend(sequences.iter().map(|&sequences| Work {
+                    works.extend(sequences.iter().map(|&sequences| BenchCase {
                         is_prompt,
                         tokens,
                         depth,

@@ -1,7 +1,7 @@
 //! Measures the limits of the machine: bytes read and operations per second.
 
 use crate::cpu_args::PoolArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::shown::{counted, wrapped};
 use samite::registry::{Peaks, measure_peaks};
 use samite::{CancelToken, Device, DeviceLimits};
@@ -15,9 +15,9 @@ const MIN_GAIN: f64 = 0.75;
 
 /// Best measurements for each number of threads.
 #[derive(Default)]
-pub struct Limits(Vec<Peaks>, Vec<(String, DeviceLimits)>);
+pub struct MachineLimits(Vec<Peaks>, Vec<(String, DeviceLimits)>);
 
-impl Limits {
+impl MachineLimits {
     /// Measures the limits of `threads` threads, and first those of one thread for comparison.
     ///
     /// This takes seconds. On cancellation, a detached thread finishes the rest.
@@ -26,7 +26,7 @@ impl Limits {
         threads: usize,
         pool: &PoolArgs,
         cancel: &CancelToken,
-    ) -> Outcome<Peaks> {
+    ) -> CommandResult<Peaks> {
         if threads > 1 && self.peaks_for(1).is_none() {
             self.add(peaks(1, pool, cancel)?);
         }
@@ -36,7 +36,7 @@ impl Limits {
     }
 
     /// Measures the limits of a device, if it supports that.
-    pub fn measure_device(&mut self, device: &dyn Device) -> Outcome<Option<DeviceLimits>> {
+    pub fn measure_device(&mut self, device: &dyn Device) -> CommandResult<Option<DeviceLimits>> {
         let known = self.1.iter().find(|(name, _)| name == device.name());
         if let Some((_, limits)) = known {
             return Ok(Some(*limits));
@@ -100,7 +100,7 @@ pub fn lines_of(peaks: &Peaks) -> String {
 }
 
 /// Measures the limits of `threads` threads with the affinity and priority that flags set.
-pub fn peaks(threads: usize, pool: &PoolArgs, cancel: &CancelToken) -> Outcome<Peaks> {
+pub fn peaks(threads: usize, pool: &PoolArgs, cancel: &CancelToken) -> CommandResult<Peaks> {
     let (sender, receiver) = mpsc::channel();
     let place = pool.place()?;
     samite::thread_builder()
@@ -111,18 +111,18 @@ pub fn peaks(threads: usize, pool: &PoolArgs, cancel: &CancelToken) -> Outcome<P
                 sender.send(measure_peaks(threads))
             })
         })
-        .map_err(|error| Failure::error(format_args!("cannot start a thread: {error}")))?;
+        .map_err(|error| CommandError::error(format_args!("cannot start a thread: {error}")))?;
     received(&receiver, cancel)
 }
 
-fn received(receiver: &Receiver<Peaks>, cancel: &CancelToken) -> Outcome<Peaks> {
+fn received(receiver: &Receiver<Peaks>, cancel: &CancelToken) -> CommandResult<Peaks> {
     loop {
         cancel.check()?;
         match receiver.recv_timeout(Duration::from_millis(50)) {
             Ok(peaks) => return Ok(peaks),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::error(
+                return Err(CommandError::error(
                     "the machine's limits cannot be measured: the thread that measures them failed",
                 ));
             }
@@ -184,7 +184,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         drop(sender);
         match received(&receiver, &CancelToken::new()) {
-            Err(Failure::Error(message)) => assert!(!message.contains("--"), "{message}"),
+            Err(CommandError::Error(message)) => assert!(!message.contains("--"), "{message}"),
             other => panic!("{other:?}"),
         }
     }
@@ -199,7 +199,7 @@ mod tests {
             i8_operations,
         };
         let lines = |all: &[Peaks]| {
-            let mut limits = Limits::default();
+            let mut limits = MachineLimits::default();
             all.iter().for_each(|&peaks| limits.add(peaks));
             limits.lines()
         };

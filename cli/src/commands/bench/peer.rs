@@ -1,8 +1,8 @@
 //! Runs llama.cpp's benchmark programs as child processes.
 
-use super::work::Work;
+use super::work::BenchCase;
 use crate::args::ModelArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use samite::CancelToken;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -30,18 +30,18 @@ pub struct PeerSample {
 
 impl Peer {
     /// Creates the peer whose `llama-bench` is at `bench`, with the model of these flags.
-    pub fn new(bench: &Path, flags: &ModelArgs) -> Outcome<Self> {
+    pub fn new(bench: &Path, flags: &ModelArgs) -> CommandResult<Self> {
         if !bench.is_file() {
-            return Err(Failure::usage(format_args!(
+            return Err(CommandError::usage(format_args!(
                 "--compare: there is no file {}; give the path of llama.cpp's llama-bench",
                 bench.display()
             )));
         }
         let model = flags.file()?.ok_or_else(|| {
-            Failure::usage("--compare: llama.cpp needs a file too; name one with -m")
+            CommandError::usage("--compare: llama.cpp needs a file too; name one with -m")
         })?;
         if flags.has_adapters() {
-            return Err(Failure::usage(
+            return Err(CommandError::usage(
                 "--compare: llama.cpp's llama-bench takes no adapters: leave out --lora and --lora-scaled",
             ));
         }
@@ -52,12 +52,12 @@ impl Peer {
     }
 
     /// Returns the output of `--version`. Not every build has that flag.
-    pub fn version(&self, cancel: &CancelToken) -> Outcome<Option<String>> {
+    pub fn version(&self, cancel: &CancelToken) -> CommandResult<Option<String>> {
         let mut command = Command::new(&self.bench);
         command.arg("--version");
         match run(command, cancel) {
             Ok(output) => Ok(parse_version(&output.join("\n"))),
-            Err(Failure::Error(_)) => Ok(None),
+            Err(CommandError::Error(_)) => Ok(None),
             Err(failure) => Err(failure),
         }
     }
@@ -66,13 +66,13 @@ impl Peer {
     /// weights.
     pub fn sample(
         &self,
-        work: Work,
+        work: BenchCase,
         threads: usize,
         repack: bool,
         repetitions: u32,
         flags: &ModelArgs,
         cancel: &CancelToken,
-    ) -> Outcome<PeerSample> {
+    ) -> CommandResult<PeerSample> {
         let mut command = if work.sequences == 1 {
             let mut command = Command::new(&self.bench);
             command.args(bench_arguments(work, threads, repack, repetitions));
@@ -94,7 +94,7 @@ impl Peer {
             parse_batched(&output, repetitions)
         };
         parsed.ok_or_else(|| {
-            Failure::error(format_args!(
+            CommandError::error(format_args!(
                 "{}: its output has no speed in it: {:.200}",
                 self.bench.display(),
                 output.trim()
@@ -105,7 +105,7 @@ impl Peer {
 
 /// Returns the arguments of llama-bench. It prints JSON with a sample per repetition, which
 /// excludes loading and filling the context.
-fn bench_arguments(work: Work, threads: usize, repack: bool, repetitions: u32) -> Vec<String> {
+fn bench_arguments(work: BenchCase, threads: usize, repack: bool, repetitions: u32) -> Vec<String> {
     let (prompt, generated) = if work.is_prompt {
         (work.tokens, 0)
     } else {
@@ -122,7 +122,12 @@ fn bench_arguments(work: Work, threads: usize, repack: bool, repetitions: u32) -
 }
 
 /// Returns the arguments of llama-batched-bench. It prints a line for each of a list of lengths.
-fn batched_arguments(work: Work, threads: usize, repack: bool, repetitions: u32) -> Vec<String> {
+fn batched_arguments(
+    work: BenchCase,
+    threads: usize,
+    repack: bool,
+    repetitions: u32,
+) -> Vec<String> {
     let lengths = vec![work.tokens.to_string(); repetitions as usize].join(",");
     // Each sequence has its own part of the context, in multiples of 256.
     let cells = (work.depth + work.tokens).next_multiple_of(256) * work.sequences;
@@ -173,9 +178,9 @@ fn parse_batched(output: &str, repetitions: u32) -> Option<PeerSample> {
 }
 
 /// Runs a program and returns its standard output and standard error. Kills it on cancellation.
-fn run(mut command: Command, cancel: &CancelToken) -> Outcome<[String; 2]> {
+fn run(mut command: Command, cancel: &CancelToken) -> CommandResult<[String; 2]> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let failed = |what: &dyn std::fmt::Display| Failure::error(format_args!("{name}: {what}"));
+    let failed = |what: &dyn std::fmt::Display| CommandError::error(format_args!("{name}: {what}"));
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -189,7 +194,7 @@ fn run(mut command: Command, cancel: &CancelToken) -> Outcome<[String; 2]> {
                 // It may have ended by itself or by the same Ctrl-C. Its own children may still
                 // hold the pipes.
                 let _ = child.kill().and_then(|()| child.wait());
-                return Err(Failure::Interrupted);
+                return Err(CommandError::Interrupted);
             }
             Ok(None) => std::thread::sleep(Duration::from_millis(5)),
             Ok(Some(status)) => break Ok(status),
@@ -229,7 +234,7 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
 mod tests {
     use super::*;
 
-    const WORK: Work = Work {
+    const WORK: BenchCase = BenchCase {
         is_prompt: false,
         tokens: 64,
         depth: 128,
@@ -239,7 +244,7 @@ mod tests {
     #[test]
     fn the_same_work_is_asked_for() {
         let line = bench_arguments(
-            Work {
+            BenchCase {
                 is_prompt: true,
                 ..WORK
             },

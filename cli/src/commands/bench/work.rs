@@ -1,7 +1,7 @@
 //! The work to measure, and how samite does it.
 
 use crate::args::ModelArgs;
-use crate::failure::Outcome;
+use crate::failure::CommandResult;
 use samite::llm::{Batch, Context, Model};
 use samite::registry::Peaks;
 use samite::{CancelToken, DeviceLimits};
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 /// A piece of work whose speed is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Work {
+pub struct BenchCase {
     /// True for prefill, false for decode.
     pub is_prompt: bool,
     /// Tokens per sequence.
@@ -21,7 +21,7 @@ pub struct Work {
     pub sequences: usize,
 }
 
-impl Work {
+impl BenchCase {
     pub fn name(self) -> String {
         let kind = if self.is_prompt { "pp" } else { "tg" };
         let depth = match self.depth {
@@ -55,7 +55,7 @@ impl Work {
         self.limit(model, &peaks)
     }
 
-    /// Works like [`limit_of_device`](Work::limit_of_device), for the CPU.
+    /// Works like [`limit_of_device`](BenchCase::limit_of_device), for the CPU.
     pub fn limit(self, model: &Model, peaks: &Peaks) -> (&'static str, f64) {
         let cost = model.token_cost();
         if !self.is_prompt {
@@ -74,26 +74,26 @@ impl Work {
 }
 
 /// samite at one piece of work, with all unmeasured preparations done.
-pub struct Bench {
+pub struct BenchRunner {
     context: Context,
-    work: Work,
+    work: BenchCase,
     n_vocab: u32,
     batch: Batch,
 }
 
-impl Bench {
+impl BenchRunner {
     /// Creates a context, fills it to the depth, and warms up.
     pub fn new(
         model: &Arc<Model>,
-        work: Work,
+        work: BenchCase,
         flags: &ModelArgs,
         cancel: &CancelToken,
-    ) -> Outcome<Self> {
+    ) -> CommandResult<Self> {
         let mut options = flags.context_options(cancel)?;
         let needed = work.cells();
         options.n_ctx = Some(options.n_ctx.map_or(needed, |n_ctx| n_ctx.max(needed)));
         options.n_seq = work.sequences;
-        let mut bench = Bench {
+        let mut bench = BenchRunner {
             context: flags.context(Arc::clone(model), options)?,
             work,
             n_vocab: model.spec().n_vocab as u32,
@@ -107,8 +107,8 @@ impl Bench {
     }
 
     /// Does the work once. Returns tokens of all sequences per second.
-    pub fn sample(&mut self) -> Outcome<f64> {
-        let Work { tokens, depth, .. } = self.work;
+    pub fn sample(&mut self) -> CommandResult<f64> {
+        let BenchCase { tokens, depth, .. } = self.work;
         for sequence in 0..self.work.sequences {
             self.context.remove(sequence, depth as i32..)?;
         }
@@ -134,7 +134,7 @@ impl Bench {
         (i as u32).wrapping_mul(2_654_435_761) % self.n_vocab
     }
 
-    fn prompt(&mut self, sequence: usize, from: usize, count: usize) -> Outcome {
+    fn prompt(&mut self, sequence: usize, from: usize, count: usize) -> CommandResult {
         let step = self.context.options().n_batch;
         let end = from + count;
         for start in (from..end).step_by(step) {

@@ -1,6 +1,6 @@
 //! Messages from the terminal or a pipe.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::interrupt;
 use crate::shown::say;
 use rustyline::DefaultEditor;
@@ -9,7 +9,7 @@ use std::io::{BufRead, ErrorKind};
 use std::path::PathBuf;
 
 /// Source of messages.
-pub(super) enum Input {
+pub(super) enum MessageInput {
     Terminal {
         editor: Box<DefaultEditor>,
         history: Option<PathBuf>,
@@ -17,13 +17,13 @@ pub(super) enum Input {
     Pipe(std::io::Lines<std::io::StdinLock<'static>>),
 }
 
-impl Input {
-    pub fn new(is_terminal: bool) -> Outcome<Self> {
+impl MessageInput {
+    pub fn new(is_terminal: bool) -> CommandResult<Self> {
         if !is_terminal {
             return Ok(Self::Pipe(std::io::stdin().lock().lines()));
         }
         interrupt::keep_terminal();
-        let mut editor = DefaultEditor::new().map_err(Failure::error)?;
+        let mut editor = DefaultEditor::new().map_err(CommandError::error)?;
         let history = samite::cache_folder().map(|folder| folder.join("chat-history.txt"));
         if let Some(history) = &history {
             // The history file may not exist yet.
@@ -36,7 +36,7 @@ impl Input {
     }
 
     /// Returns the next message, or `None` at the end. A message may span several lines.
-    pub fn next(&mut self) -> Outcome<Option<String>> {
+    pub fn next(&mut self) -> CommandResult<Option<String>> {
         let text = loop {
             match self.message()? {
                 Line::Text(text) => break text,
@@ -55,7 +55,7 @@ impl Input {
         Ok(Some(text))
     }
 
-    fn message(&mut self) -> Outcome<Line> {
+    fn message(&mut self) -> CommandResult<Line> {
         let mut text = match self.line("> ")? {
             Line::Text(text) => text,
             other => return Ok(other),
@@ -90,11 +90,11 @@ impl Input {
         Ok(Line::Text(text))
     }
 
-    fn line(&mut self, prompt: &str) -> Outcome<Line> {
+    fn line(&mut self, prompt: &str) -> CommandResult<Line> {
         interrupt::at_once(|| match self {
             Self::Pipe(lines) => match lines.next().transpose() {
                 Ok(line) => Ok(line.map_or(Line::End, Line::Text)),
-                Err(error) => Err(Failure::error(format_args!("standard input: {error}"))),
+                Err(error) => Err(CommandError::error(format_args!("standard input: {error}"))),
             },
             Self::Terminal { editor, .. } => match editor.readline(prompt) {
                 Ok(line) => Ok(Line::Text(line)),
@@ -104,7 +104,7 @@ impl Input {
                     say("that was not UTF-8 text, and is forgotten");
                     Ok(Line::Cancelled)
                 }
-                Err(error) => Err(Failure::error(error)),
+                Err(error) => Err(CommandError::error(error)),
             },
         })
     }

@@ -1,7 +1,7 @@
 //! Prints answers to a terminal.
 
 use crate::shown::on_terminal;
-use samite::chat::Event;
+use samite::chat::AnswerEvent;
 use std::io::Write;
 
 /// Writes an answer as it arrives. On a terminal, reasoning is dimmed and lines break between
@@ -23,16 +23,16 @@ impl Printer {
         }
     }
 
-    pub fn print(&mut self, event: &Event, out: &mut impl Write) -> std::io::Result<()> {
+    pub fn print(&mut self, event: &AnswerEvent, out: &mut impl Write) -> std::io::Result<()> {
         match (event, &mut self.wrap) {
-            (Event::Reasoning(text), Some(wrap)) => {
+            (AnswerEvent::Reasoning(text), Some(wrap)) => {
                 if !std::mem::replace(&mut self.is_dim, true) {
                     write!(out, "\x1b[2m")?;
                 }
                 write!(out, "{}", wrap.wrapped(&on_terminal(text)))?;
             }
-            (Event::Content(text), None) => write!(out, "{text}")?,
-            (Event::Content(text), Some(wrap)) => {
+            (AnswerEvent::Content(text), None) => write!(out, "{text}")?,
+            (AnswerEvent::Content(text), Some(wrap)) => {
                 if std::mem::take(&mut self.is_dim) {
                     write!(out, "\x1b[0m{}", wrap.wrapped("\n\n"))?;
                 }
@@ -143,9 +143,9 @@ mod tests {
             let mut printer = Printer::new(columns);
             let mut out = Vec::new();
             for event in [
-                Event::Reasoning("a".into()),
-                Event::Reasoning("b".into()),
-                Event::Content("c".into()),
+                AnswerEvent::Reasoning("a".into()),
+                AnswerEvent::Reasoning("b".into()),
+                AnswerEvent::Content("c".into()),
             ] {
                 printer.print(&event, &mut out).unwrap();
             }
@@ -200,7 +200,7 @@ mod tests {
     fn answers_do_nothing_to_the_terminal() {
         let mut printer = Printer::new(Some(80));
         let mut out = Vec::new();
-        let event = Event::Content("\x1b[2Ja".into());
+        let event = AnswerEvent::Content("\x1b[2Ja".into());
         printer.print(&event, &mut out).unwrap();
         assert_eq!(out, b"\\u{1b}[2Ja");
     }

@@ -1,7 +1,7 @@
 //! `samite plan --simulate`: predicts the speed of a model on machines that a file describes.
 
 use super::{PlanArgs, fit_json, memory_json, write_fit, write_memory};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use samite::CancelToken;
 use samite::forecast::{Cluster, Task, forecast};
 use samite::llm::MemoryUse;
@@ -12,17 +12,17 @@ use std::path::Path;
 /// Maximum bytes of a file of machines. A larger file is of another kind.
 const MAX_BYTES: u64 = 1 << 20;
 
-pub fn run(args: &PlanArgs, file: &Path, cancel: &CancelToken) -> Outcome {
+pub fn run(args: &PlanArgs, file: &Path, cancel: &CancelToken) -> CommandResult {
     if args.n_prompt + args.n_gen == 0 {
-        return Err(Failure::usage(
+        return Err(CommandError::usage(
             "nothing to simulate: give a prompt with -p or generated tokens with -n",
         ));
     }
     let shown = file.display();
     let unreadable =
-        |error| Failure::error(format_args!("--simulate: cannot read {shown}: {error}"));
+        |error| CommandError::error(format_args!("--simulate: cannot read {shown}: {error}"));
     if std::fs::metadata(file).map_err(unreadable)?.len() > MAX_BYTES {
-        return Err(Failure::error(format_args!(
+        return Err(CommandError::error(format_args!(
             "--simulate: {shown} is too large for a description of machines"
         )));
     }

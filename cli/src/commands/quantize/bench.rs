@@ -1,6 +1,6 @@
 //! `samite quantize --bench`: measures how fast types are encoded and decoded.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use samite::quant::{can_decode, can_encode, can_quantize, decode_row, encode_row, quantize_row};
 use samite::text::Rng;
 use samite::{CancelToken, DType};
@@ -32,17 +32,17 @@ fn all() -> impl Iterator<Item = DType> {
 }
 
 /// Encodes a row with the fastest method.
-fn encode(dtype: DType, row: &[f32], out: &mut [u8]) -> Outcome {
+fn encode(dtype: DType, row: &[f32], out: &mut [u8]) -> CommandResult {
     let encoded = if can_encode(dtype) {
         encode_row(dtype, row, out)
     } else {
         quantize_row(dtype, row, Some(&[1.0; ROW]), out)
     };
-    encoded.map_err(Failure::error)
+    encoded.map_err(CommandError::error)
 }
 
 /// Returns the elements per second of a method that goes through all rows repeatedly.
-fn elements_per_second(mut row: impl FnMut(usize) -> Outcome) -> Outcome<f64> {
+fn elements_per_second(mut row: impl FnMut(usize) -> CommandResult) -> CommandResult<f64> {
     row(0)?;
     let started = Instant::now();
     let mut rows = 0;
@@ -56,7 +56,7 @@ fn elements_per_second(mut row: impl FnMut(usize) -> Outcome) -> Outcome<f64> {
     }
 }
 
-pub fn run(types: &[DType], as_json: bool, cancel: &CancelToken) -> Outcome {
+pub fn run(types: &[DType], as_json: bool, cancel: &CancelToken) -> CommandResult {
     let types = match types {
         [] => all().collect(),
         types => types.to_vec(),
@@ -76,7 +76,7 @@ pub fn run(types: &[DType], as_json: bool, cancel: &CancelToken) -> Outcome {
     let mut found = Vec::new();
     for dtype in types {
         cancel.check()?;
-        let bytes = dtype.row_bytes(ROW).map_err(Failure::error)?;
+        let bytes = dtype.row_bytes(ROW).map_err(CommandError::error)?;
         let mut encoded = vec![0; bytes * ROWS];
         for (row, encoded) in values.chunks(ROW).zip(encoded.chunks_mut(bytes)) {
             encode(dtype, row, encoded)?;
@@ -89,7 +89,7 @@ pub fn run(types: &[DType], as_json: bool, cancel: &CancelToken) -> Outcome {
         let mut decoded = vec![0.0; ROW];
         let decoding = elements_per_second(|row| {
             let encoded = &encoded[row * bytes..][..bytes];
-            decode_row(dtype, encoded, &mut decoded).map_err(Failure::error)
+            decode_row(dtype, encoded, &mut decoded).map_err(CommandError::error)
         })?;
         if as_json {
             found.push(json!({

@@ -1,6 +1,6 @@
 //! Translates llama-server's flags and variables to those of `samite serve`.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use std::ffi::OsString;
 
 /// Flags with other names here.
@@ -159,7 +159,7 @@ const VARIABLES: &[(&str, &str, bool)] = &[
 
 /// Translates llama-server's spellings in arguments of `samite serve`. Inserts its variables before
 /// the arguments, so that flags override them. Other arguments stay unchanged.
-pub fn translate(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {
+pub fn translate(arguments: impl Iterator<Item = OsString>) -> CommandResult<Vec<OsString>> {
     let mut arguments: Vec<OsString> = arguments.collect();
     let Some(at) = arguments.iter().skip(1).position(|word| word == "serve") else {
         return Ok(arguments);
@@ -224,7 +224,7 @@ fn variables(get: impl Fn(&str) -> Option<String>) -> Vec<OsString> {
     flags
 }
 
-fn flags(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {
+fn flags(arguments: impl Iterator<Item = OsString>) -> CommandResult<Vec<OsString>> {
     let mut arguments = arguments.peekable();
     let mut flags = Vec::new();
     let mut names_repository = false;
@@ -240,14 +240,14 @@ fn flags(arguments: impl Iterator<Item = OsString>) -> Outcome<Vec<OsString>> {
             None => arguments
                 .next()
                 .map(|value| value.to_string_lossy().into_owned())
-                .ok_or_else(|| Failure::usage(format_args!("{needed}: a value is missing"))),
+                .ok_or_else(|| CommandError::usage(format_args!("{needed}: a value is missing"))),
         };
         match word.as_str() {
             "-fa" | "--flash-attn" => match value(&word)?.as_str() {
                 "off" | "0" | "false" | "disabled" => flags.push("--no-flash".into()),
                 "on" | "1" | "true" | "enabled" | "auto" | "-1" => {}
                 other => {
-                    return Err(Failure::usage(format_args!(
+                    return Err(CommandError::usage(format_args!(
                         "{word}: must be on, off or auto, and is '{other}'"
                     )));
                 }

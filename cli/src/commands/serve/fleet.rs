@@ -1,7 +1,7 @@
 //! KV cache events for routers of a fleet of servers.
 
 use crate::args::number;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use clap::Args;
 use samite::kv_events::{Publisher, PublisherOptions};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ const KEPT: usize = 10_000;
 
 impl FleetArgs {
     /// Creates the publisher of events for the model with this name, if it is enabled.
-    pub fn publisher(&self, model: &str) -> Outcome<Option<Arc<Publisher>>> {
+    pub fn publisher(&self, model: &str) -> CommandResult<Option<Arc<Publisher>>> {
         let Some(endpoint) = &self.kv_events else {
             return Ok(None);
         };
@@ -49,16 +49,16 @@ impl FleetArgs {
             kept: KEPT,
         };
         let publisher = Publisher::start(options)
-            .map_err(|error| Failure::usage(format_args!("--kv-events: {error}")))?;
+            .map_err(|error| CommandError::usage(format_args!("--kv-events: {error}")))?;
         tracing::info!(endpoint = publisher.endpoint(), "events of the cache");
         Ok(Some(Arc::new(publisher)))
     }
 
     /// Fails if there are several models: routers expect one per process.
-    pub fn check_several(&self) -> Outcome {
+    pub fn check_several(&self) -> CommandResult {
         match &self.kv_events {
             None => Ok(()),
-            Some(_) => Err(Failure::usage(
+            Some(_) => Err(CommandError::usage(
                 "--kv-events: routers expect one model in a process: leave --models-dir and further -m out",
             )),
         }

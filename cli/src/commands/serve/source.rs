@@ -2,7 +2,7 @@
 
 use super::{ServeArgs, draft_context, draft_failure};
 use crate::args::ModelArgs;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use samite::CancelToken;
 use samite::llm::arch::spec::Spec;
 use samite::llm::{ContextPlan, MemoryUse, sampler_params};
@@ -68,7 +68,7 @@ impl ModelSource {
         self.args.requests.embeddings || self.args.requests.reranking || !writes
     }
 
-    fn planned(&self) -> Outcome<u64> {
+    fn planned(&self) -> CommandResult<u64> {
         let (args, flags) = (&self.args, &self.flags);
         let model = flags.load_header(&args.cpu, &CancelToken::new())?;
         let writes = self.writes(model.spec());
@@ -106,7 +106,7 @@ impl ModelSource {
     /// Checks that a limited address space (`ulimit -v`) has room for the model's plan and the
     /// server. While the model loads, a small allocation that fails aborts the program, so loading
     /// must stay below the limit.
-    pub fn check_address_space(&self) -> Outcome {
+    pub fn check_address_space(&self) -> CommandResult {
         // Planning allocates as well.
         for planned in [|_: &Self| Ok(0), Self::planned] {
             let Some(free) = samite::free_address_space() else {
@@ -119,7 +119,7 @@ impl ModelSource {
                     0 => String::new(),
                     bytes => format!("{} MiB for the model and its context and ", mib(bytes)),
                 };
-                return Err(Failure::error(format_args!(
+                return Err(CommandError::error(format_args!(
                     "not enough memory: a server needs {model}{} MiB for threads and requests, and \
                      the limit of address space (ulimit -v) leaves {} MiB; raise it or set a \
                      smaller --ctx-size",
@@ -132,7 +132,7 @@ impl ModelSource {
     }
 
     /// Loads the model.
-    pub fn loaded(&self, stop: &CancelToken) -> Outcome<Loaded> {
+    pub fn loaded(&self, stop: &CancelToken) -> CommandResult<Loaded> {
         let args = &self.args;
         let model = self.flags.load(&args.cpu, stop)?;
         let mut options = self.options.clone();
@@ -142,7 +142,7 @@ impl ModelSource {
             ..sampler_params(model.metadata())?
         };
         options.sampling = args.sampling.params(defaults)?;
-        Sampler::new(options.sampling.clone()).map_err(Failure::usage)?;
+        Sampler::new(options.sampling.clone()).map_err(CommandError::usage)?;
         options.seed = args
             .sampling
             .has_seed()
@@ -162,7 +162,7 @@ impl ModelSource {
         } else {
             None
         };
-        let app = App::new(options, model, handle, embedder).map_err(Failure::usage)?;
+        let app = App::new(options, model, handle, embedder).map_err(CommandError::usage)?;
         Ok(Loaded { app, thread })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::TestOpsArgs;
 use crate::commands::bench::limits;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{CommandError, CommandResult};
 use crate::interrupt;
 use crate::log;
 use crate::shown::shortened;
@@ -64,7 +64,7 @@ fn line(perf: &PerfCase, result: PerfResult, peaks: Option<&Peaks>) -> String {
     line.trim_end().to_owned()
 }
 
-pub fn run(devices: &[Arc<dyn Device>], args: &TestOpsArgs) -> Outcome {
+pub fn run(devices: &[Arc<dyn Device>], args: &TestOpsArgs) -> CommandResult {
     let cancel = interrupt::token();
     let mut cases = perf_cases();
     let ops: Vec<_> = args.op.iter().map(|op| op.trim()).collect();
@@ -75,7 +75,7 @@ pub fn run(devices: &[Arc<dyn Device>], args: &TestOpsArgs) -> Outcome {
         {
             let mut known: Vec<_> = cases.iter().map(|perf| perf.case.op).collect();
             known.dedup();
-            return Err(Failure::usage(format_args!(
+            return Err(CommandError::usage(format_args!(
                 "--op {}: not timed; there are {}",
                 shortened(op, 40),
                 known.join(", ")
@@ -90,7 +90,7 @@ pub fn run(devices: &[Arc<dyn Device>], args: &TestOpsArgs) -> Outcome {
                 .is_none_or(|text| format!("{op}: {}", perf.case.name).contains(text))
     });
     if cases.is_empty() {
-        return Err(Failure::error(
+        return Err(CommandError::error(
             "nothing is timed: nothing matches the filter",
         ));
     }

@@ -4,7 +4,7 @@
 use super::{formula, reduce::dot_of};
 use crate::detect::Isa;
 use crate::detect::vectorized;
-use crate::kernel::{Kernel, KernelContext, Phase, Reason};
+use crate::kernel::{Kernel, KernelContext, Phase, UnsupportedKernel};
 use crate::operand::Operand;
 use samite_core::{Error, Node, Op, Result, Window};
 
@@ -17,7 +17,7 @@ const LARGEST: usize = 1 << 20;
 
 /// Returns the kernel for a convolution. Convolutions with very large kernels are computed element
 /// by element, which takes no memory.
-pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     match Convolution::from_node(node).and_then(|convolution| convolution.size()) {
         Some(size) if size <= LARGEST => Ok(Kernel::with_scratch(scratch, build)),
         _ => formula::kernel(node),

@@ -1,7 +1,7 @@
 //! Copies and conversions between layouts and types, element by element in logical order.
 
 use crate::detect::Isa;
-use crate::kernel::{Kernel, Reason};
+use crate::kernel::{Kernel, UnsupportedKernel};
 use crate::kernel::{KernelContext, Phase};
 use crate::operand::{Operand, pieces};
 use samite_core::{DType, Layout, Node, Op, Result};
@@ -15,7 +15,7 @@ const SHORT: usize = 8;
 const ROWS: usize = 512;
 
 /// Returns the kernel of dup, cont, cast and cpy.
-pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     let (from, to) = (
         node.source_layout(0).map(Layout::dtype),
         node.layout().dtype(),

@@ -2,20 +2,23 @@
 
 use super::state::{MAX_DECAYS, ROWS, check_decays};
 use crate::detect::Isa;
-use crate::kernel::{Kernel, KernelContext, Phase, Reason};
+use crate::kernel::{Kernel, KernelContext, Phase, UnsupportedKernel};
 use crate::simd::float::Vector;
 #[cfg(not(target_arch = "aarch64"))]
-use crate::simd::generic::Lanes;
+use crate::simd::generic::PortableVector;
 use samite_core::{Node, Result};
 
 /// Returns the kernel of the gated delta rule.
-pub(crate) fn delta_net_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Reason> {
+pub(crate) fn delta_net_kernel(
+    node: Node<'_>,
+    snapshots: usize,
+) -> Result<Kernel, UnsupportedKernel> {
     check_decays(node, 3, |decays| format!("{decays} decays of a head"))?;
     Ok(Kernel::one_phase(move |c| delta_net(c, snapshots)))
 }
 
 /// Input of one token to a matrix.
-struct Step<'a> {
+struct DeltaStep<'a> {
     query: &'a [f32],
     key: &'a [f32],
     /// One factor for the whole matrix, or one for each column.
@@ -26,13 +29,13 @@ struct Step<'a> {
 
 /// Rows of a transposed matrix that one token updates, each with its value. `out` gets each row's
 /// output.
-struct Rows<'a> {
+struct StateRows<'a> {
     rows: &'a mut [f32],
     values: &'a [f32],
     out: &'a mut [f32],
 }
 
-type StepFn = unsafe fn(Rows<'_>, &Step<'_>);
+type StepFn = unsafe fn(StateRows<'_>, &DeltaStep<'_>);
 
 /// Number of rows that are updated together, so that their sums are independent.
 const TOGETHER: usize = 4;
@@ -99,7 +102,7 @@ unsafe fn change<V: Vector, const R: usize, const EACH: bool>(
     rows: *mut f32,
     values: *const f32,
     out: *mut f32,
-    step: &Step<'_>,
+    step: &DeltaStep<'_>,
     key_query: f32,
 ) {
     let size = step.key.len();
@@ -157,8 +160,8 @@ unsafe fn change<V: Vector, const R: usize, const EACH: bool>(
 /// # Safety
 /// The instructions of `V` must be available.
 #[inline(always)]
-unsafe fn step<V: Vector>(work: Rows<'_>, step: &Step<'_>) {
-    let Rows { rows, values, out } = work;
+unsafe fn step<V: Vector>(work: StateRows<'_>, step: &DeltaStep<'_>) {
+    let StateRows { rows, values, out } = work;
     let size = step.key.len();
     assert!(
         step.query.len() == size && rows.len() == values.len() * size && out.len() == values.len()
@@ -197,7 +200,7 @@ macro_rules! compile {
             use super::*;
 
             $(#[target_feature(enable = $features)])?
-            pub unsafe fn step(work: Rows<'_>, step: &Step<'_>) {
+            pub unsafe fn step(work: StateRows<'_>, step: &DeltaStep<'_>) {
                 // SAFETY: the features above are those of the vector type, and only a detected
                 // instruction set leads here.
                 unsafe { super::step::<$vector>(work, step) }
@@ -207,7 +210,7 @@ macro_rules! compile {
 }
 
 #[cfg(not(target_arch = "aarch64"))]
-compile!(portable, Lanes);
+compile!(portable, PortableVector);
 #[cfg(target_arch = "x86_64")]
 compile!(avx2, std::arch::x86_64::__m256, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
@@ -286,7 +289,7 @@ fn delta_net(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
                 for (decay, log) in decay.iter_mut().zip(logs) {
                     *decay = log.exp();
                 }
-                let step = Step {
+                let step = DeltaStep {
                     query,
                     key,
                     decay: &decay[..logs.len()],
@@ -297,7 +300,7 @@ fn delta_net(context: &KernelContext<'_>, snapshots: usize) -> Result<Phase> {
                 // SAFETY: the elements are among the first `outputs` of the result, and no other
                 // task has them.
                 let out = unsafe { std::slice::from_raw_parts_mut(base.add(to), count) };
-                let work = Rows {
+                let work = StateRows {
                     rows: snapshot(0),
                     values: value,
                     out,
@@ -338,7 +341,7 @@ mod tests {
                 let decay = of(4, if each { size } else { 1 });
                 let decay: Vec<f32> = decay.iter().map(|x| 0.5 + 0.4 * x).collect();
                 let before = of(5, size * count);
-                let step = Step {
+                let step = DeltaStep {
                     query: &query,
                     key: &key,
                     decay: &decay,
@@ -347,7 +350,7 @@ mod tests {
                 };
                 for isa in Isa::all() {
                     let (mut rows, mut out) = (before.clone(), vec![f32::NAN; count]);
-                    let work = Rows {
+                    let work = StateRows {
                         rows: &mut rows,
                         values: &values,
                         out: &mut out,

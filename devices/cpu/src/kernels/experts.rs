@@ -5,13 +5,13 @@ use super::matmul::{ColumnList, Product, cost};
 use super::rows::row_number;
 use crate::detect::Isa;
 use crate::kernel::{Fault, KernelContext, Phase, Scratch};
-use crate::kernel::{Kernel, Reason, decodable, dense_rows};
+use crate::kernel::{Kernel, UnsupportedKernel, decodable, dense_rows};
 use crate::operand::Operand;
 use crate::product::Column;
 use samite_core::{Error, Node, Result};
 
 /// Layout of the scratch memory. The columns come first.
-struct Plan {
+struct ExpertsPlan {
     product: Product,
     lists: usize,
     workers: usize,
@@ -19,7 +19,7 @@ struct Plan {
     total: usize,
 }
 
-fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
+fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<ExpertsPlan> {
     let (weights, x) = (node.source_layout(0)?, node.source_layout(1)?);
     let choices = node.source_layout(2)?.elements();
     let [k, _, experts, _] = weights.shape();
@@ -33,7 +33,7 @@ fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
         .checked_add(list_bytes)?
         .checked_next_multiple_of(64)?;
     let worker = product.worker_bytes(k)?;
-    Some(Plan {
+    Some(ExpertsPlan {
         product,
         lists,
         workers,
@@ -42,7 +42,7 @@ fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
     })
 }
 
-pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     let weights = node.source_layout(0).ok_or("there are no weights")?;
     decodable(weights.dtype())?;
     dense_rows(node, 0)?;

@@ -1,13 +1,13 @@
 //! Operations that are defined by a [formula](samite_core::formula), element by element.
 
-use crate::kernel::{Kernel, KernelContext, Phase, Reason};
+use crate::kernel::{Kernel, KernelContext, Phase, UnsupportedKernel};
 use crate::operand::Operand;
 use half::{bf16, f16};
 use samite_core::formula::{Elements, MAX_SOURCES, Shapes, compute, reads, units};
 use samite_core::{DIMS, DType, Node, Result};
 
 /// Returns the kernel, if the types are supported.
-pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     let sources = (0..node.tensor().sources.len()).filter_map(|i| node.source_layout(i));
     for dtype in sources.chain([node.layout()]).map(|layout| layout.dtype()) {
         let is_plain = matches!(
@@ -34,7 +34,7 @@ fn build(context: &KernelContext<'_>) -> Result<Phase> {
     let shapes = Shapes::new(result.layout(), layouts);
     let cost = 10.0 * (reads(&op, &shapes) + result.elements() as f64);
     Ok(Phase::new(units(&op, &shapes), cost, move |tasks, _| {
-        let mut memory = Memory { sources, result };
+        let mut memory = FormulaOperands { sources, result };
         for unit in tasks {
             compute(&op, &shapes, unit, &mut memory);
         }
@@ -43,7 +43,7 @@ fn build(context: &KernelContext<'_>) -> Result<Phase> {
 }
 
 /// Access to elements in memory.
-struct Memory {
+struct FormulaOperands {
     sources: [Option<Operand>; MAX_SOURCES],
     result: Operand,
 }
@@ -77,7 +77,7 @@ fn load(operand: &Operand, position: [usize; DIMS]) -> f64 {
     }
 }
 
-impl Elements for Memory {
+impl Elements for FormulaOperands {
     #[inline]
     fn get(&self, source: usize, position: [usize; DIMS]) -> f64 {
         let operand = self.sources.get(source).and_then(Option::as_ref);

@@ -2,14 +2,14 @@
 
 use super::reduce::dot_of;
 use crate::detect::{Isa, vectorized};
-use crate::kernel::{Kernel, KernelContext, Phase, Reason, decodable};
+use crate::kernel::{Kernel, KernelContext, Phase, UnsupportedKernel, decodable};
 use half::f16;
 use samite_core::{Error, Node, Result};
 
 /// Number of keys of a task. Each query is read once for all of them.
 const KEYS: usize = 8;
 
-pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     decodable(node.source_layout(1).ok_or("there are no keys")?.dtype())?;
     Ok(Kernel::with_scratch(scratch, build))
 }

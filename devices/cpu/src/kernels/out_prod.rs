@@ -1,6 +1,6 @@
 //! Sums of outer products: the gradients of matrix products.
 
-use crate::kernel::{Kernel, Reason, dense_rows};
+use crate::kernel::{Kernel, UnsupportedKernel, dense_rows};
 use crate::kernel::{KernelContext, Phase};
 use crate::kernels::outer::float::{Outer, sums};
 use samite_core::{DType, Error, Node, Result};
@@ -8,7 +8,7 @@ use samite_core::{DType, Error, Node, Result};
 /// Number of columns of a task: several times that of a tile.
 const COLUMNS: usize = 48;
 
-pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     let rows = node.source_layout(0).ok_or("there are no rows")?;
     if !matches!(rows.dtype(), DType::F32 | DType::F16 | DType::BF16) {
         return Err(format!("rows of {} cannot be multiplied", rows.dtype()).into());

@@ -14,7 +14,7 @@ use samite_core::{DType, Error, Graph, Node, Op, Result, Rope, RopeMode, TensorI
 
 /// Rotation of a pair. Only the angle depends on the position.
 #[derive(Clone, Copy)]
-struct Pair {
+struct PairRotation {
     /// Angle for each position, before YaRN and the frequency divisors.
     frequency: f64,
     /// Share of the unscaled angle.
@@ -106,7 +106,7 @@ fn correction_dimension(rope: &Rope, rotations: f32) -> f64 {
         / (2.0 * f64::from(rope.freq_base).ln())
 }
 
-fn pairs(rope: &Rope) -> Vec<Pair> {
+fn pairs(rope: &Rope) -> Vec<PairRotation> {
     let low = correction_dimension(rope, rope.beta_fast).floor().max(0.0);
     let high = correction_dimension(rope, rope.beta_slow)
         .ceil()
@@ -116,7 +116,7 @@ fn pairs(rope: &Rope) -> Vec<Pair> {
             let turn = rope.turn(pair);
             let exponent = -2.0 * turn.step as f64 / rope.dims as f64;
             let ramp = (pair as f64 - low) / (high - low).max(0.001);
-            Pair {
+            PairRotation {
                 frequency: f64::from(rope.freq_base).powf(exponent),
                 extrapolation: if rope.ext_factor == 0.0 {
                     0.0
@@ -207,7 +207,7 @@ fn compute(context: &KernelContext<'_>, rope: Rope, back: bool, angles: Table) -
 
 /// Rotation of positions.
 struct Turns {
-    pairs: Vec<Pair>,
+    pairs: Vec<PairRotation>,
     /// Factor of the positions.
     scale: f64,
     /// Factor of cosines and sines.

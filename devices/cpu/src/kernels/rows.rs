@@ -2,7 +2,7 @@
 
 use super::packed_table::PackedTable;
 use crate::kernel::{Fault, KernelContext, Phase};
-use crate::kernel::{Kernel, Reason, decodable, dense_rows};
+use crate::kernel::{Kernel, UnsupportedKernel, decodable, dense_rows};
 use crate::operand::Operand;
 use crate::packed;
 use samite_core::{DType, Node, Result};
@@ -39,7 +39,7 @@ pub(crate) unsafe fn row_number(
     }
 }
 
-pub(crate) fn get_rows_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn get_rows_kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     let table = node.source_layout(0).ok_or("there is no table")?;
     if table.dtype() != DType::I32 {
         decodable(table.dtype())?;
@@ -80,7 +80,7 @@ fn get_rows(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     )])
 }
 
-pub(crate) fn set_rows_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn set_rows_kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     if !samite_quant::can_encode(node.dtype()) {
         return Err(format!("{} cannot be encoded", node.dtype()).into());
     }

@@ -3,7 +3,7 @@
 use super::reduce::dot_of;
 use super::rows::row_number;
 use crate::detect::vectorized;
-use crate::kernel::{Kernel, KernelContext, Phase, Reason, dense_rows};
+use crate::kernel::{Kernel, KernelContext, Phase, UnsupportedKernel, dense_rows};
 use crate::operand::Operand;
 use samite_core::{Node, Result};
 
@@ -18,7 +18,7 @@ pub(super) const ROWS: usize = 32;
 pub(super) const MAX_DECAYS: usize = 512;
 
 /// Returns the kernel of a convolution over time, channel by channel.
-pub(crate) fn conv_kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn conv_kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     dense_rows(node, 0)?;
     dense_rows(node, 1)?;
     Ok(Kernel::one_phase(conv))
@@ -134,7 +134,7 @@ pub(super) fn check_decays(
     node: Node<'_>,
     limited: usize,
     wrong: impl Fn(usize) -> String,
-) -> Result<(), Reason> {
+) -> Result<(), UnsupportedKernel> {
     for source in 0..6 {
         dense_rows(node, source)?;
     }
@@ -148,7 +148,7 @@ pub(super) fn check_decays(
 }
 
 /// Returns the kernel of a selective state space model.
-pub(crate) fn scan_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, Reason> {
+pub(crate) fn scan_kernel(node: Node<'_>, snapshots: usize) -> Result<Kernel, UnsupportedKernel> {
     check_decays(node, 0, |columns| {
         format!("matrices have {columns} columns")
     })?;

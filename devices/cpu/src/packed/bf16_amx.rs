@@ -43,7 +43,7 @@ const PANELS: usize = 16;
 pub(crate) const ROWS: usize = PANELS * PANEL;
 
 /// Bytes of scratch memory that products need for each worker.
-pub(crate) const WORKER_BYTES: usize = size_of::<Memory>();
+pub(crate) const WORKER_BYTES: usize = size_of::<Bf16Scratch>();
 
 /// Returns the upper halves of the lanes of `a` and `b` as pairs.
 #[inline(always)]
@@ -53,7 +53,7 @@ unsafe fn pairs(a: __m512i, b: __m512i) -> __m512i {
 }
 
 /// Packed rows that are split or rounded to BF16.
-trait Rows {
+trait Bf16Rows {
     /// Number of planes of rows.
     const PLANES: usize;
     /// Number of planes of columns, at least as many.
@@ -98,7 +98,7 @@ impl Tiles {
 /// Rows of F16 or BF16.
 struct Floats<E>(PhantomData<E>);
 
-impl<E: Element> Rows for Floats<E> {
+impl<E: Element> Bf16Rows for Floats<E> {
     // All nonzero bits of a BF16 are upper ones.
     const PLANES: usize = if E::UPPER_ONLY { 1 } else { 2 };
     const COLUMN_PLANES: usize = 2;
@@ -142,7 +142,7 @@ impl<E: Element> Rows for Floats<E> {
 /// Quantized rows.
 struct Quantized<F>(PhantomData<F>);
 
-impl<F: Format> Rows for Quantized<F> {
+impl<F: Format> Bf16Rows for Quantized<F> {
     const PLANES: usize = 1;
     const COLUMN_PLANES: usize = 1;
 
@@ -169,7 +169,7 @@ impl<F: Format> Rows for Quantized<F> {
 /// Rounds the decoded elements of a slab. Codes have an offset if they have no minimums.
 ///
 /// # Safety
-/// As [`Rows::unpack`]; the slab must be decoded.
+/// As [`Bf16Rows::unpack`]; the slab must be decoded.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn round<S: Scheme>(slab: *const Slab, len: usize, offset: f32, tiles: Tiles) {
@@ -219,7 +219,7 @@ unsafe fn round<S: Scheme>(slab: *const Slab, len: usize, offset: f32, tiles: Ti
 
 /// Working memory besides weights and columns.
 #[repr(C, align(64))]
-struct Memory {
+struct Bf16Scratch {
     slab: Slab,
     /// A slab of each panel.
     tiles: [[u8; MAX_PLANES * PLANE_BYTES * PANEL]; PANELS],
@@ -238,7 +238,7 @@ pub(crate) fn product(
     columns: usize,
     each: usize,
 ) -> Option<(PanelFn, Bf16Slabs)> {
-    fn of<R: Rows>() -> (PanelFn, usize, usize) {
+    fn of<R: Bf16Rows>() -> (PanelFn, usize, usize) {
         let worth = match R::COLUMN_PLANES {
             1 => WORTH_ROUNDING,
             columns => WORTH_SPLITTING * (R::PLANES + columns - 1),
@@ -267,10 +267,10 @@ const WORTH_ROUNDING: usize = 64;
 /// of scratch memory, aligned to 64, that only this thread uses. AMX must be available and
 /// permitted.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply<R: Rows>(panel: &Panel, columns: &[Column]) {
-    let memory = panel.scratch.cast::<Memory>();
-    // SAFETY: AMX is available and permitted. `scratch` is a `Memory`, aligned to 64, that only
-    // this thread uses. Parts have at most `COLUMNS` columns and `ROWS` rows, for which it has
+unsafe fn multiply<R: Bf16Rows>(panel: &Panel, columns: &[Column]) {
+    let memory = panel.scratch.cast::<Bf16Scratch>();
+    // SAFETY: AMX is available and permitted. `scratch` is a `Bf16Scratch`, aligned to 64, that
+    // only this thread uses. Parts have at most `COLUMNS` columns and `ROWS` rows, for which it has
     // room. Panels and columns satisfy `PanelFn`.
     unsafe {
         // Other code in this thread may rely on its own configuration: ggml sets one once per
@@ -292,12 +292,12 @@ unsafe fn multiply<R: Rows>(panel: &Panel, columns: &[Column]) {
 /// # Safety
 /// As [`multiply`], with tiles configured.
 #[inline(always)]
-unsafe fn panels<R: Rows>(
+unsafe fn panels<R: Bf16Rows>(
     panel: &Panel,
     row: usize,
     rows: usize,
     columns: &[Column],
-    memory: *mut Memory,
+    memory: *mut Bf16Scratch,
 ) {
     let count = rows.div_ceil(PANEL);
     // SAFETY: `count` is at most `PANELS`, and `memory` has tiles for each; panels of `row..row +
@@ -340,10 +340,10 @@ unsafe fn multiply_slab<const ROWS: usize, const COLUMNS: usize>(
     panel: &Panel,
     [row, count, first]: [usize; 3],
     columns: &[Column],
-    memory: *mut Memory,
+    memory: *mut Bf16Scratch,
 ) {
     let len = SLAB.min(panel.k - first);
-    let run = Run {
+    let pass = SlabPass {
         steps: len.div_ceil(STEP),
         is_first: first == 0,
     };
@@ -360,7 +360,7 @@ unsafe fn multiply_slab<const ROWS: usize, const COLUMNS: usize>(
                 let tiles = (&raw const (*memory).tiles[number]).cast::<u8>();
                 let sums = (&raw mut (*memory).results[number]).cast::<Sum>();
                 let sums = sums.add(i * 2 * TILE);
-                group.multiply::<ROWS, COLUMNS>(tiles, run, sums);
+                group.multiply::<ROWS, COLUMNS>(tiles, pass, sums);
                 if is_last {
                     // Results are written to memory while the next tiles are multiplied.
                     store_all(panel, row + number * PANEL, columns, sums);
@@ -372,7 +372,7 @@ unsafe fn multiply_slab<const ROWS: usize, const COLUMNS: usize>(
 
 /// One pass over the tiles of a slab.
 #[derive(Clone, Copy)]
-struct Run {
+struct SlabPass {
     /// Number of tiles, one after the other.
     steps: usize,
     /// True if there are no earlier sums.
@@ -442,15 +442,15 @@ impl Group {
     unsafe fn multiply<const ROWS: usize, const COLUMNS: usize>(
         &self,
         rows: *const u8,
-        run: Run,
+        pass: SlabPass,
         sums: *mut Sum,
     ) {
         // SAFETY: `at` has `tiles` tiles of columns, one or two. The caller guarantees rows, sums
         // and the configuration.
         unsafe {
             match self.tiles {
-                1 => self.multiply_tiles::<ROWS, COLUMNS, 1>(rows, run, sums.cast()),
-                _ => self.multiply_tiles::<ROWS, COLUMNS, 2>(rows, run, sums.cast()),
+                1 => self.multiply_tiles::<ROWS, COLUMNS, 1>(rows, pass, sums.cast()),
+                _ => self.multiply_tiles::<ROWS, COLUMNS, 2>(rows, pass, sums.cast()),
             }
         }
     }
@@ -461,7 +461,7 @@ impl Group {
     unsafe fn multiply_tiles<const ROWS: usize, const COLUMNS: usize, const T: usize>(
         &self,
         rows: *const u8,
-        run: Run,
+        pass: SlabPass,
         sums: *mut u8,
     ) {
         let more = sums.wrapping_add(TILE * size_of::<Sum>());
@@ -469,7 +469,7 @@ impl Group {
         // tiles, and each plane of the `T` tiles of columns has `steps` times 64 bytes. The sums of
         // `T * TILE` columns exist, 128 bytes each, and no other memory is written.
         unsafe {
-            if run.is_first {
+            if pass.is_first {
                 asm!(
                     "tilezero tmm0",
                     "tilezero tmm1",
@@ -493,7 +493,7 @@ impl Group {
                     );
                 }
             }
-            for step in 0..run.steps {
+            for step in 0..pass.steps {
                 let columns = self.at.map(|at| at.wrapping_add(step * STEP * 2));
                 let rows = rows.wrapping_add(step * ROWS * 2 * TILE_BYTES);
                 self.load_columns::<T>(columns);

@@ -1,7 +1,7 @@
 //! Common parts of decoding packed weights to bytes: addressing rows, prefetching, and placing
 //! codes and scales. [`formats`](crate::packed::formats) has the differences between types.
 
-use super::layout::Field;
+use super::layout::BlockField;
 use super::{LANES, PANEL};
 use crate::activations::SLAB;
 use crate::activations::int8::{ColumnSpec, Sums};
@@ -108,7 +108,7 @@ pub(crate) trait Format: Sized {
     /// Elements of a block.
     const BLOCK: usize = 32;
     /// Fields of a block, in panel order.
-    const FIELDS: &[Field];
+    const FIELDS: &[BlockField];
     /// Scheme that multiplies groups of codes once they are bytes.
     type Scheme: Scheme;
     /// Number of groups whose codes are interleaved, starting at a multiple of it.
@@ -142,7 +142,12 @@ pub(crate) trait Format: Sized {
     /// All `blocks` blocks of the rows of a register must be readable at `rows`, `i` must be below
     /// `blocks`, and the instruction set must be available. `to` must accept the codes and groups
     /// of all elements of the slab.
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>);
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        i: usize,
+        to: &mut impl Sink<Self, V>,
+    );
 }
 
 /// Properties of a format that products need once its codes are bytes. Formats with the same scheme
@@ -323,10 +328,10 @@ impl PanelSlab {
     pub unsafe fn unpack<F: Format, V: Simd, S: Sink<F, V>>(&self, row: usize, to: &mut S) {
         let blocks = self.len / F::BLOCK;
         let half = row / LANES * blocks * F::DTYPE.block_bytes() * LANES;
-        let rows = Rows {
+        let rows = FieldRows {
             ahead: to.ahead(),
             evenly: S::EVENLY,
-            ..Rows::new(self.at.wrapping_add(half), row % LANES)
+            ..FieldRows::new(self.at.wrapping_add(half), row % LANES)
         };
         // SAFETY: `rows` lies in this part of the panel, which exists and has `blocks` blocks of
         // each row.
@@ -351,7 +356,7 @@ pub(crate) use eight_times;
 /// As [`Format::unpack`].
 #[inline(always)]
 pub(crate) unsafe fn decode<F: Format, V: Simd, S: Sink<F, V>>(
-    rows: Rows,
+    rows: FieldRows,
     blocks: usize,
     to: &mut S,
 ) {
@@ -378,7 +383,7 @@ pub(crate) unsafe fn decode<F: Format, V: Simd, S: Sink<F, V>>(
 
 /// Rows of a register in a field of half a panel.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows {
+pub(crate) struct FieldRows {
     at: *const u8,
     /// The first row in the half.
     first: usize,
@@ -434,11 +439,11 @@ impl Ahead {
     }
 }
 
-impl Rows {
+impl FieldRows {
     /// Returns rows from row `first` of half a panel.
     #[inline(always)]
     pub fn new(at: *const u8, first: usize) -> Self {
-        Rows {
+        FieldRows {
             at,
             first,
             ahead: AHEAD,
@@ -450,7 +455,7 @@ impl Rows {
     /// Returns the same rows, with the current block marked as the second of a pair or not.
     #[inline(always)]
     fn second(self, second: bool) -> Self {
-        Rows { second, ..self }
+        FieldRows { second, ..self }
     }
 
     /// Returns the prefetcher for the unpacking of block `i`, for rows that start with the half and
@@ -471,7 +476,7 @@ impl Rows {
     /// Returns the same rows, `bytes` bytes of each row later.
     #[inline(always)]
     pub fn behind(self, bytes: usize) -> Self {
-        Rows {
+        FieldRows {
             at: self.at.wrapping_add(bytes * LANES),
             ..self
         }

@@ -15,7 +15,7 @@ use crate::detect::choose;
 use crate::product::{Column, Panel, PanelFn};
 use crate::simd::float::{Bf16, Element, F16, F32, Vector};
 #[cfg(not(target_arch = "aarch64"))]
-use crate::simd::generic::Lanes;
+use crate::simd::generic::PortableVector;
 use crate::simd::prefetch_here;
 use samite_core::DType;
 use std::array::from_fn;
@@ -31,7 +31,7 @@ struct Half([[f32; LANES]; ELEMENTS]);
 
 /// Working memory besides weights and columns.
 #[repr(C, align(64))]
-struct Memory {
+struct FloatScratch {
     part: [Half; 2],
     results: [Sum; COLUMNS],
 }
@@ -50,7 +50,7 @@ unsafe fn panels<V: Vector, E: Element, const R: usize, const C: usize>(
         // SAFETY: the panel and the column exist, as `PanelFn` requires.
         return unsafe { one_column::<V, E, R>(panel, column) };
     }
-    let mut memory = MaybeUninit::<Memory>::uninit();
+    let mut memory = MaybeUninit::<FloatScratch>::uninit();
     let memory = memory.as_mut_ptr();
     const { assert!(COLUMNS.is_multiple_of(C)) };
     for columns in columns.chunks(equal_part(columns.len(), COLUMNS, C)) {
@@ -390,7 +390,7 @@ macro_rules! compile {
 }
 
 #[cfg(not(target_arch = "aarch64"))]
-compile!(portable, Lanes, 4 x 2);
+compile!(portable, PortableVector, 4 x 2);
 #[cfg(target_arch = "x86_64")]
 compile!(avx2, std::arch::x86_64::__m256, 4 x 3, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]

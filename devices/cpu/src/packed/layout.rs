@@ -9,10 +9,10 @@ use std::ops::Range;
 
 /// Bytes of a block that stay together for each row: offset in the block, length, and the number of
 /// bytes of one row that are next to those of the next row.
-pub(crate) type Field = (usize, usize, usize);
+pub(crate) type BlockField = (usize, usize, usize);
 
 /// Returns the fields of a block, in panel order. Every byte of a block is in one of them.
-fn fields(dtype: DType) -> Option<&'static [Field]> {
+fn fields(dtype: DType) -> Option<&'static [BlockField]> {
     match dtype {
         DType::F32 => Some(&[(0, 4, 4)]),
         DType::F16 | DType::BF16 => Some(&[(0, 2, 2)]),
@@ -28,7 +28,7 @@ fn fields(dtype: DType) -> Option<&'static [Field]> {
 /// fastest. A panel with missing rows is padded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedLayout {
-    fields: &'static [Field],
+    fields: &'static [BlockField],
     block_bytes: usize,
     /// Number of blocks of a row.
     blocks: usize,

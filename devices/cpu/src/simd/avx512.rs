@@ -171,7 +171,7 @@ pub(crate) struct Zmm<const VNNI: bool, const CROSSED: bool = false>;
 
 /// A sum with a part in 16 bits, two for each row.
 #[derive(Clone, Copy)]
-pub(crate) struct Sum {
+pub(crate) struct ZmmSum {
     short: __m512i,
     whole: __m512i,
 }
@@ -183,7 +183,7 @@ impl<const VNNI: bool, const CROSSED: bool> Simd for Zmm<VNNI, CROSSED> {
     const CROSSED: bool = VNNI && CROSSED;
     type Words = __m512i;
     type Floats = __m512;
-    type Sum = Sum;
+    type Sum = ZmmSum;
 
     functions! {
         fn prefetch_here(at: *const u8) { prefetch_here(at) }
@@ -237,13 +237,13 @@ impl<const VNNI: bool, const CROSSED: bool> Simd for Zmm<VNNI, CROSSED> {
         fn from_bits(words: __m512i) -> __m512 { _mm512_castsi512_ps(words) }
         fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
         fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
-        fn start(start: __m512i) -> Sum {
-            Sum {
+        fn start(start: __m512i) -> ZmmSum {
+            ZmmSum {
                 short: _mm512_setzero_si512(),
                 whole: start,
             }
         }
-        fn dot(sum: &mut Sum, codes: __m512i, x: __m512i, full: bool) {
+        fn dot(sum: &mut ZmmSum, codes: __m512i, x: __m512i, full: bool) {
             if VNNI {
                 sum.whole = _mm512_dpbusd_epi32(sum.whole, codes, x);
                 return;
@@ -259,14 +259,14 @@ impl<const VNNI: bool, const CROSSED: bool> Simd for Zmm<VNNI, CROSSED> {
             };
             sum.short = _mm512_add_epi16(sum.short, products);
         }
-        fn carry(sum: &mut Sum) {
+        fn carry(sum: &mut ZmmSum) {
             if !VNNI {
                 let pairs = _mm512_madd_epi16(sum.short, _mm512_set1_epi16(1));
                 sum.whole = _mm512_add_epi32(sum.whole, pairs);
                 sum.short = _mm512_setzero_si512();
             }
         }
-        fn total(sum: Sum) -> __m512i { sum.whole }
+        fn total(sum: ZmmSum) -> __m512i { sum.whole }
     }
 }
 

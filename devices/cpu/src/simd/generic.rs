@@ -7,27 +7,27 @@ use half::f16;
 const LANES: usize = 8;
 
 #[derive(Clone, Copy)]
-pub(crate) struct Lanes([f32; LANES]);
+pub(crate) struct PortableVector([f32; LANES]);
 
-impl Vector for Lanes {
+impl Vector for PortableVector {
     const LANES: usize = LANES;
     const WIDENS: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        Lanes([x; LANES])
+        PortableVector([x; LANES])
     }
 
     #[inline(always)]
     unsafe fn splat_f16(x: f16) -> Self {
-        Lanes([widened(x.to_bits()); LANES])
+        PortableVector([widened(x.to_bits()); LANES])
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
         // SAFETY: `LANES` numbers are readable at `from`, as the trait requires; the read needs no
         // alignment.
-        Lanes(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
+        PortableVector(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
     }
 
     #[inline(always)]
@@ -35,7 +35,7 @@ impl Vector for Lanes {
         let mut lanes = [0.0; LANES];
         // SAFETY: `count` numbers are readable at `from`, fewer than `lanes`, a new array, has.
         unsafe { std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count) };
-        Lanes(lanes)
+        PortableVector(lanes)
     }
 
     #[inline(always)]
@@ -43,7 +43,7 @@ impl Vector for Lanes {
         // SAFETY: `LANES` numbers of two bytes are readable at `from`, as the trait requires; the
         // read needs no alignment.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
-        Lanes(bits.map(widened))
+        PortableVector(bits.map(widened))
     }
 
     #[inline(always)]
@@ -51,20 +51,20 @@ impl Vector for Lanes {
         // SAFETY: `LANES` numbers of two bytes are readable at `from`, as the trait requires; the
         // read needs no alignment.
         let bits = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
-        Lanes(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+        PortableVector(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
     }
 
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
         // SAFETY: `LANES` bytes are readable at `from`, as the trait requires.
-        Lanes(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
+        PortableVector(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
     }
 
     #[inline(always)]
     unsafe fn load_codes(from: *const u8, shift: usize, fifth: u32) -> Self {
         // SAFETY: `LANES` bytes are readable at `from`, as the trait requires.
         let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
-        Lanes(std::array::from_fn(|i| {
+        PortableVector(std::array::from_fn(|i| {
             (u32::from(bytes[i] >> shift & 15) | (fifth >> i & 1) << 4) as f32
         }))
     }
@@ -73,7 +73,7 @@ impl Vector for Lanes {
     unsafe fn load_values(from: *const u8, shift: usize, values: &[f32; 16]) -> Self {
         // SAFETY: `LANES` bytes are readable at `from`, as the trait requires.
         let bytes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
-        Lanes(bytes.map(|byte| values[usize::from(byte >> shift & 15)]))
+        PortableVector(bytes.map(|byte| values[usize::from(byte >> shift & 15)]))
     }
 
     #[inline(always)]
@@ -91,7 +91,7 @@ impl Vector for Lanes {
 
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        Lanes(std::array::from_fn(|i| self.0[i] * b.0[i] + c.0[i]))
+        PortableVector(std::array::from_fn(|i| self.0[i] * b.0[i] + c.0[i]))
     }
 
     #[inline(always)]

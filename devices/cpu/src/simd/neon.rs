@@ -185,7 +185,7 @@ pub(crate) struct Neon<const DOT: bool, const MATRIX: bool>;
 
 /// A sum with a part in 16 bits, four for each row.
 #[derive(Clone, Copy)]
-pub(crate) struct Sum {
+pub(crate) struct NeonSum {
     low: int16x8_t,
     high: int16x8_t,
     whole: int32x4_t,
@@ -193,10 +193,10 @@ pub(crate) struct Sum {
 
 impl<const DOT: bool, const MATRIX: bool> Neon<DOT, MATRIX> {
     #[inline(always)]
-    unsafe fn from_whole(whole: int32x4_t) -> Sum {
+    unsafe fn from_whole(whole: int32x4_t) -> NeonSum {
         // SAFETY: every processor has these instructions.
         unsafe {
-            Sum {
+            NeonSum {
                 low: vdupq_n_s16(0),
                 high: vdupq_n_s16(0),
                 whole,
@@ -211,7 +211,7 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
     const COLUMN_PAIRS: bool = MATRIX;
     type Words = uint32x4_t;
     type Floats = float32x4_t;
-    type Sum = Sum;
+    type Sum = NeonSum;
 
     functions! {
         fn load(at: *const u8) -> uint32x4_t { vreinterpretq_u32_u8(vld1q_u8(at)) }
@@ -253,8 +253,8 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
         fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t { vmulq_f32(a, b) }
         fn mul_add(a: float32x4_t, b: float32x4_t,
             c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
-        fn start(start: uint32x4_t) -> Sum { Self::from_whole(vreinterpretq_s32_u32(start)) }
-        fn dot(sum: &mut Sum, codes: uint32x4_t, x: uint32x4_t, _full: bool) {
+        fn start(start: uint32x4_t) -> NeonSum { Self::from_whole(vreinterpretq_s32_u32(start)) }
+        fn dot(sum: &mut NeonSum, codes: uint32x4_t, x: uint32x4_t, _full: bool) {
             let (codes, x) = (vreinterpretq_s8_u32(codes), vreinterpretq_s8_u32(x));
             if DOT {
                 add_products!("sdot", sum.whole, codes, x);
@@ -263,8 +263,8 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
                 sum.high = vmlal_high_s8(sum.high, codes, x);
             }
         }
-        fn dot_pairs(sums: [Sum; 2], codes: [uint32x4_t; 2], x: [*const u8; 2],
-            _full: bool) -> [Sum; 2] {
+        fn dot_pairs(sums: [NeonSum; 2], codes: [uint32x4_t; 2], x: [*const u8; 2],
+            _full: bool) -> [NeonSum; 2] {
             let [mut a, mut b] = sums;
             // Eight codes of two rows each, and of two columns. Products are those of two rows with
             // both columns.
@@ -275,15 +275,15 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
             }
             [a, b]
         }
-        fn mix(sums: [Sum; 2]) -> [Sum; 2] {
+        fn mix(sums: [NeonSum; 2]) -> [NeonSum; 2] {
             let [a, b] = sums.map(|sum| sum.whole);
             [Self::from_whole(vzip1q_s32(a, b)), Self::from_whole(vzip2q_s32(a, b))]
         }
-        fn separate(sums: [Sum; 2]) -> [Sum; 2] {
+        fn separate(sums: [NeonSum; 2]) -> [NeonSum; 2] {
             let [a, b] = sums.map(|sum| sum.whole);
             [Self::from_whole(vuzp1q_s32(a, b)), Self::from_whole(vuzp2q_s32(a, b))]
         }
-        fn carry(sum: &mut Sum) {
+        fn carry(sum: &mut NeonSum) {
             if !DOT {
                 // Adding two sums does not overflow: each has half as many products as there is
                 // room for.
@@ -291,6 +291,6 @@ impl<const DOT: bool, const MATRIX: bool> Simd for Neon<DOT, MATRIX> {
                 (sum.low, sum.high) = (vdupq_n_s16(0), vdupq_n_s16(0));
             }
         }
-        fn total(sum: Sum) -> uint32x4_t { vreinterpretq_u32_s32(sum.whole) }
+        fn total(sum: NeonSum) -> uint32x4_t { vreinterpretq_u32_s32(sum.whole) }
     }
 }

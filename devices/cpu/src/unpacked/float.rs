@@ -7,7 +7,7 @@ use crate::detect::{Isa, choose};
 use crate::product::{Column, Panel, PanelFn};
 use crate::simd::float::{Bf16, Element, F16, F32, Vector};
 #[cfg(not(target_arch = "aarch64"))]
-use crate::simd::generic::Lanes;
+use crate::simd::generic::PortableVector;
 use samite_core::DType;
 
 /// Multiplies `R` rows with `C` columns.
@@ -122,7 +122,7 @@ macro_rules! compile {
 }
 
 #[cfg(not(target_arch = "aarch64"))]
-compile!(portable, Lanes, 2 x 2);
+compile!(portable, PortableVector, 2 x 2);
 #[cfg(target_arch = "x86_64")]
 compile!(avx2, std::arch::x86_64::__m256, 2 x 4, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]

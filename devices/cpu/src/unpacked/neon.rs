@@ -13,18 +13,18 @@ use std::arch::aarch64::*;
 const COLUMNS: usize = 4;
 
 /// 32 codes, with scale and offset of each half. An element is `scale * code + offset`.
-struct Group {
+struct CodeGroup {
     codes: [i8; 32],
     scales: [f32; 2],
     offsets: [f32; 2],
 }
 
 /// Formats that unpack to groups of 32 signed codes.
-trait Groups: Block {
+trait CodeGroupFormat: Block {
     /// True if elements have an offset besides their code.
     const OFFSETS: bool;
     /// Returns group number `group` of the block.
-    fn group(&self, group: usize) -> Group;
+    fn group(&self, group: usize) -> CodeGroup;
 }
 
 /// Returns the low halves of 16 bytes, then the high halves.
@@ -41,8 +41,8 @@ fn halves(bytes: &[u8; 16]) -> [u8; 32] {
 
 /// Returns the group of a format with one scale and one offset.
 #[inline(always)]
-fn plain(codes: [i8; 32], scale: f32, offset: f32) -> Group {
-    Group {
+fn plain(codes: [i8; 32], scale: f32, offset: f32) -> CodeGroup {
+    CodeGroup {
         codes,
         scales: [scale; 2],
         offsets: [offset; 2],
@@ -57,9 +57,9 @@ fn fifth_bit(bits: [u8; 4], i: usize) -> u8 {
 
 /// Returns the group of a format with a grid of points.
 #[inline(always)]
-fn of_grid<B: Codebook>(block: &B, group: usize) -> Group {
+fn of_grid<B: Codebook>(block: &B, group: usize) -> CodeGroup {
     let d = block.d().to_f32();
-    Group {
+    CodeGroup {
         codes: block.codes(group),
         scales: [0, 1].map(|half| block.scale(d, 2 * group + half)),
         offsets: [0.0; 2],
@@ -68,10 +68,10 @@ fn of_grid<B: Codebook>(block: &B, group: usize) -> Group {
 
 macro_rules! groups {
     ($($block:ty, $offsets:literal: |$b:ident, $group:ident| $body:expr;)*) => {$(
-        impl Groups for $block {
+        impl CodeGroupFormat for $block {
             const OFFSETS: bool = $offsets;
             #[inline(always)]
-            fn group(&self, $group: usize) -> Group {
+            fn group(&self, $group: usize) -> CodeGroup {
                 let $b = self;
                 $body
             }
@@ -104,7 +104,7 @@ groups! {
             MXFP4_VALUES[usize::from(code)]
         });
         let scale = |i: usize| ue4m3_half(b.d[group * 2 + i]);
-        Group { codes, scales: [scale(0), scale(1)], offsets: [0.0; 2] }
+        CodeGroup { codes, scales: [scale(0), scale(1)], offsets: [0.0; 2] }
     };
     BlockQ1_0, false: |b, group| {
         let run = &b.qs[group * 4..][..4];
@@ -150,7 +150,7 @@ groups! {
         });
         let d = b.d.to_f32();
         let scale = |i: usize| d * f32::from(b.scales[group * 2 + i]);
-        Group { codes, scales: [scale(0), scale(1)], offsets: [0.0; 2] }
+        CodeGroup { codes, scales: [scale(0), scale(1)], offsets: [0.0; 2] }
     };
 }
 
@@ -166,7 +166,7 @@ unsafe fn dot(a: int8x16_t, b: int8x16_t) -> int32x4_t {
 }
 
 /// Implements [`PanelFn`] for one format.
-unsafe fn panel<T: Groups>(panel: &Panel, columns: &[Column]) {
+unsafe fn panel<T: CodeGroupFormat>(panel: &Panel, columns: &[Column]) {
     let Some(int8) = Int8Blocks::new(panel.k) else {
         return;
     };

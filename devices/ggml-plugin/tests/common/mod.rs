@@ -8,8 +8,8 @@ use samite_ggml::abi::{
     AbortCallback, Backend, Buffer, BufferI, BufferType, BufferTypeTable, DevProps, Device, Status,
     Tensor, Version, device_type, proc_name, usage,
 };
-use samite_ggml::convert::Reason;
-use samite_ggml::convert::export::{Exported, Place, bare};
+use samite_ggml::convert::ConversionReason;
+use samite_ggml::convert::export::{Exported, TensorLocation, bare};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -273,7 +273,9 @@ fn computes(host: &Host) {
         .ids()
         .filter(|&id| m.graph.tensor(id).is_computed())
         .collect();
-    let in_plain = |id: TensorId| -> Result<Place, Reason> { Ok(Place::At(plain, at(id))) };
+    let in_plain = |id: TensorId| -> Result<TensorLocation, ConversionReason> {
+        Ok(TensorLocation::At(plain, at(id)))
+    };
     let mut exported = Exported::new(&m.graph, &nodes, in_plain).unwrap();
     exported.count_uses(&m.graph);
     let mut graph = exported.graph();
@@ -328,11 +330,11 @@ fn computes(host: &Host) {
 
     if let Some(packed_type) = packed_type {
         let packed = packed_weights(host, packed_type, &m, &bytes);
-        let in_both = |id: TensorId| -> Result<Place, Reason> {
+        let in_both = |id: TensorId| -> Result<TensorLocation, ConversionReason> {
             Ok(if id == m.w {
-                Place::Tensor((&raw const *packed.tensor).cast_mut())
+                TensorLocation::Tensor((&raw const *packed.tensor).cast_mut())
             } else {
-                Place::At(plain, at(id))
+                TensorLocation::At(plain, at(id))
             })
         };
         let mut exported = Exported::new(&m.graph, &nodes, in_both).unwrap();
@@ -436,13 +438,13 @@ fn asks_for_packed_memory(
             size: 0,
             usage: usage::ANY,
         };
-        let place = |id: TensorId| -> Result<Place, Reason> {
+        let place = |id: TensorId| -> Result<TensorLocation, ConversionReason> {
             let buffer = if buffer_type.is_some() && id == m.w {
                 &raw mut empty
             } else {
                 null_mut()
             };
-            Ok(Place::At(buffer, null_mut()))
+            Ok(TensorLocation::At(buffer, null_mut()))
         };
         let exported = Exported::new(&m.graph, &[m.product], place).unwrap();
         host.supports(*exported.nodes().last().unwrap())

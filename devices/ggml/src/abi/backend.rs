@@ -80,8 +80,8 @@ pub struct BackendI {
     pub graph_plan_update: Option<unsafe extern "C" fn(*mut Backend, *mut c_void, *const CGraph)>,
     pub graph_plan_compute: Option<unsafe extern "C" fn(*mut Backend, *mut c_void) -> Status>,
     pub graph_compute: Option<unsafe extern "C" fn(*mut Backend, *mut CGraph) -> Status>,
-    pub event_record: Option<unsafe extern "C" fn(*mut Backend, *mut Event)>,
-    pub event_wait: Option<unsafe extern "C" fn(*mut Backend, *mut Event)>,
+    pub event_record: Option<unsafe extern "C" fn(*mut Backend, *mut BackendEvent)>,
+    pub event_wait: Option<unsafe extern "C" fn(*mut Backend, *mut BackendEvent)>,
     pub graph_optimize: Option<GraphOptimize>,
 }
 
@@ -100,7 +100,7 @@ pub struct Backend {
 
 /// `ggml_backend_event`
 #[repr(C)]
-pub struct Event {
+pub struct BackendEvent {
     /// Device of the event.
     pub device: *mut Device,
     /// Private data of the backend.
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(offset_of!(BackendI, synchronize), 56);
         assert_eq!(offset_of!(BackendI, graph_compute), 96);
         assert_eq!(offset_of!(BackendI, graph_optimize), 120);
-        assert_eq!(size_of::<Event>(), 16);
+        assert_eq!(size_of::<BackendEvent>(), 16);
         assert_eq!(size_of::<Status>(), 4);
     }
 }

@@ -1,6 +1,6 @@
 //! Devices, and the registration that lists them.
 
-use super::{Backend, Buffer, BufferType, Event, Tensor};
+use super::{Backend, BackendEvent, Buffer, BufferType, Tensor};
 use std::ffi::{c_char, c_void};
 
 /// `ggml_backend_dev_caps`
@@ -80,9 +80,9 @@ pub struct DeviceI {
     pub supports_op: Option<unsafe extern "C" fn(*mut Device, *const Tensor) -> bool>,
     pub supports_buft: Option<unsafe extern "C" fn(*mut Device, *mut BufferType) -> bool>,
     pub offload_op: Option<unsafe extern "C" fn(*mut Device, *const Tensor) -> bool>,
-    pub event_new: Option<unsafe extern "C" fn(*mut Device) -> *mut Event>,
-    pub event_free: Option<unsafe extern "C" fn(*mut Device, *mut Event)>,
-    pub event_synchronize: Option<unsafe extern "C" fn(*mut Device, *mut Event)>,
+    pub event_new: Option<unsafe extern "C" fn(*mut Device) -> *mut BackendEvent>,
+    pub event_free: Option<unsafe extern "C" fn(*mut Device, *mut BackendEvent)>,
+    pub event_synchronize: Option<unsafe extern "C" fn(*mut Device, *mut BackendEvent)>,
 }
 
 /// `ggml_backend_device`

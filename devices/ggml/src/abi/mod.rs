@@ -18,7 +18,7 @@ mod tensor;
 mod version;
 
 pub use backend::{
-    AddAllocDep, Backend, BackendI, Event, GraphOptimize, GraphOptimizeParams, Guid, Status,
+    AddAllocDep, Backend, BackendEvent, BackendI, GraphOptimize, GraphOptimizeParams, Guid, Status,
 };
 pub use buffer::{
     Buffer, BufferI, BufferType, BufferTypeI2, BufferTypeI3, BufferTypeTable, BufferTypeV2,

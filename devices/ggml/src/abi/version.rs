@@ -31,7 +31,7 @@ impl fmt::Display for UnknownVersion {
 }
 
 /// A known interface and its release.
-struct Known {
+struct InterfaceRelease {
     /// Release 0.x with all its patches.
     release: u32,
     /// Value of `api_version` of a [`Reg`](super::Reg).
@@ -42,13 +42,13 @@ struct Known {
 /// Interfaces against which these structures were checked. A new release is another line. If its
 /// structures differ, it is also another [`Version`], and the compiler reports the code that
 /// depends on versions.
-const KNOWN: [Known; 2] = [
-    Known {
+const KNOWN: [InterfaceRelease; 2] = [
+    InterfaceRelease {
         release: 25,
         api: 2,
         version: Version::V2,
     },
-    Known {
+    InterfaceRelease {
         release: 26,
         api: 3,
         version: Version::V3,

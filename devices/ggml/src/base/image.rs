@@ -53,9 +53,9 @@ fn hash(name: &str) -> u32 {
 
 /// Writer of little-endian fields.
 #[derive(Default)]
-struct Bytes(Vec<u8>);
+struct FieldWriter(Vec<u8>);
 
-impl Bytes {
+impl FieldWriter {
     fn u16(&mut self, values: &[u16]) {
         self.0.extend(values.iter().flat_map(|v| v.to_le_bytes()));
     }
@@ -89,7 +89,7 @@ fn build(soname: &str, symbols: &[Symbol]) -> Vec<u8> {
     let string_table = hash_table + (2 + 2 * count) * 4;
     let end = string_table + strings.len();
 
-    let mut out = Bytes::default();
+    let mut out = FieldWriter::default();
     out.0.extend(*b"\x7fELF");
     out.0.extend([ELFCLASS64, ELFDATA2LSB, EV_CURRENT]);
     out.0.resize(16, 0);

@@ -2,7 +2,7 @@
 
 use super::text::fail;
 use super::{Symbol, exports};
-use crate::abi::{Device, Event, Guid, Reg};
+use crate::abi::{BackendEvent, Device, Guid, Reg};
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -97,7 +97,7 @@ unsafe extern "C" fn device_count(reg: *mut Reg) -> usize {
     unsafe { (*reg).iface.get_device_count.map_or(0, |count| count(reg)) }
 }
 
-unsafe extern "C" fn event_synchronize(event: *mut Event) {
+unsafe extern "C" fn event_synchronize(event: *mut BackendEvent) {
     // SAFETY: the caller passes an event of one of its devices, and the function belongs to that.
     unsafe {
         let device = (*event).device;

@@ -4,7 +4,7 @@
 //! initialised, because backends attach their own data to it. All others are created here, at
 //! stable addresses.
 
-use super::Reason;
+use super::ConversionReason;
 use crate::abi::{Buffer, CGraph, HashSet, Tensor, flag};
 use samite_core::{Graph, Layout, Node, Op, TensorId};
 pub use samite_wire::export::with_views;
@@ -13,7 +13,7 @@ use std::ptr::null_mut;
 
 /// Location of a tensor of the graph in ggml's terms.
 #[derive(Clone, Copy)]
-pub enum Place {
+pub enum TensorLocation {
     /// An initialised tensor.
     Tensor(*mut Tensor),
     /// An address in a buffer.
@@ -43,10 +43,10 @@ impl Exported {
     ///
     /// # Errors
     /// Returns the first node that ggml does not support, or the error of `place`.
-    pub fn new<E: From<Reason>>(
+    pub fn new<E: From<ConversionReason>>(
         graph: &Graph,
         nodes: &[TensorId],
-        mut place: impl FnMut(TensorId) -> Result<Place, E>,
+        mut place: impl FnMut(TensorId) -> Result<TensorLocation, E>,
     ) -> Result<Self, E> {
         let mut exported = Exported {
             tensors: Vec::new(),
@@ -73,12 +73,12 @@ impl Exported {
             let mut tensor = describe(node)?;
             tensor.flags |= flag::COMPUTE;
             match at {
-                Place::At(buffer, data) => {
+                TensorLocation::At(buffer, data) => {
                     tensor.buffer = buffer;
                     tensor.data = data.cast();
                 }
                 // SAFETY: `place` returns valid tensors.
-                Place::Tensor(at) => unsafe {
+                TensorLocation::Tensor(at) => unsafe {
                     tensor.buffer = (*at).buffer;
                     tensor.data = (*at).data;
                 },
@@ -113,19 +113,19 @@ impl Exported {
     }
 
     /// Adds a tensor whose value already exists.
-    fn leaf<E: From<Reason>>(
+    fn leaf<E: From<ConversionReason>>(
         &mut self,
         graph: &Graph,
         id: TensorId,
         known: &mut HashMap<TensorId, *mut Tensor>,
-        place: &mut impl FnMut(TensorId) -> Result<Place, E>,
+        place: &mut impl FnMut(TensorId) -> Result<TensorLocation, E>,
     ) -> Result<*mut Tensor, E> {
         if let Some(&pointer) = known.get(&id) {
             return Ok(pointer);
         }
         let pointer = match place(id)? {
-            Place::Tensor(tensor) => tensor,
-            Place::At(buffer, data) => {
+            TensorLocation::Tensor(tensor) => tensor,
+            TensorLocation::At(buffer, data) => {
                 let mut tensor = bare(&graph.tensor(id).layout)?;
                 tensor.set_name(&graph.tensor(id).name);
                 tensor.buffer = buffer;
@@ -197,14 +197,14 @@ impl Exported {
 ///
 /// # Errors
 /// Returns an error if an extent does not fit into 63 bits.
-pub fn bare(layout: &Layout) -> Result<Tensor, Reason> {
+pub fn bare(layout: &Layout) -> Result<Tensor, ConversionReason> {
     Ok(Tensor::from_description(&samite_wire::export::bare(
         layout,
     )?))
 }
 
 /// Returns a node without memory and sources.
-fn describe(node: Node<'_>) -> Result<Tensor, Reason> {
+fn describe(node: Node<'_>) -> Result<Tensor, ConversionReason> {
     let mut tensor = Tensor::from_description(&samite_wire::export::describe(node)?);
     tensor.set_name(&node.tensor().name);
     Ok(tensor)

@@ -1,37 +1,37 @@
 //! Converts ggml's structures to a samite graph. The shared [importer](samite_wire::import) finds
 //! tensors by their addresses.
 
-use super::Reason;
+use super::ConversionReason;
 use crate::abi::{CGraph, MAX_SRC, Tensor};
 use samite_core::{Layout, TensorId, TensorRef};
 pub use samite_wire::import::{Imported, supported, temporary};
 use samite_wire::{Description, import};
 
 /// Locations of ggml's tensors.
-pub trait Memory {
+pub trait TensorMemory {
     /// Returns the location of `tensor`.
     ///
     /// # Errors
     /// Returns an error if it has none, or if it is outside its buffer.
-    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, Reason>;
+    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, ConversionReason>;
 
     /// Allocates memory for an intermediate result.
     ///
     /// # Errors
     /// Returns an error if no memory is available.
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, Reason>;
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason>;
 }
 
 /// Returns the layout of a tensor.
 ///
 /// # Errors
 /// Returns an error if its type is unknown, or if its extents and strides are invalid.
-pub fn layout(tensor: &Tensor) -> Result<Layout, Reason> {
+pub fn layout(tensor: &Tensor) -> Result<Layout, ConversionReason> {
     import::layout(&tensor.description())
 }
 
 /// Converts tensors to a graph.
-pub struct Importer<M: Memory>(import::Importer<Addresses<M>>);
+pub struct Importer<M: TensorMemory>(import::Importer<Addresses<M>>);
 
 /// Tensors by address: those that the caller of an [`Importer`] passed, and those that they point
 /// to.
@@ -50,7 +50,7 @@ impl<M> Addresses<M> {
     }
 }
 
-impl<M: Memory> import::Tensors for Addresses<M> {
+impl<M: TensorMemory> import::Tensors for Addresses<M> {
     type Key = *const Tensor;
 
     fn describe(&self, key: *const Tensor) -> Description {
@@ -76,18 +76,18 @@ impl<M: Memory> import::Tensors for Addresses<M> {
         unsafe { self.graph.as_ref()?.uses(key) }
     }
 
-    fn place(&mut self, key: *const Tensor, layout: Layout) -> Result<TensorRef, Reason> {
+    fn place(&mut self, key: *const Tensor, layout: Layout) -> Result<TensorRef, ConversionReason> {
         // SAFETY: as in `tensor`.
         let tensor = unsafe { &*key };
         self.memory.place(tensor, layout)
     }
 
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, Reason> {
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason> {
         self.memory.temporary(layout)
     }
 }
 
-impl<M: Memory> Importer<M> {
+impl<M: TensorMemory> Importer<M> {
     /// Creates an importer of tensors that lie in `memory`.
     pub fn new(memory: M) -> Self {
         Importer(import::Importer::new(Addresses {
@@ -103,7 +103,7 @@ impl<M: Memory> Importer<M> {
     ///
     /// # Safety
     /// `tensor` and everything that it points to must be valid.
-    pub unsafe fn node(&mut self, tensor: *const Tensor) -> Result<TensorId, Reason> {
+    pub unsafe fn node(&mut self, tensor: *const Tensor) -> Result<TensorId, ConversionReason> {
         self.0.node(tensor)
     }
 
@@ -114,7 +114,7 @@ impl<M: Memory> Importer<M> {
     ///
     /// # Safety
     /// The graph must be valid.
-    pub unsafe fn graph(mut self, graph: &CGraph) -> Result<Imported, Reason> {
+    pub unsafe fn graph(mut self, graph: &CGraph) -> Result<Imported, ConversionReason> {
         self.0.tensors_mut().graph = graph;
         // SAFETY: the graph is valid, so its list has this many nodes.
         let nodes = unsafe { graph.nodes() };

@@ -1,7 +1,7 @@
 //! Converts graphs to ggml's structures and back.
 
-use super::export::{Exported, Place};
-use super::import::{Importer, Memory};
+use super::export::{Exported, TensorLocation};
+use super::import::{Importer, TensorMemory};
 use super::*;
 use crate::abi::Tensor;
 use samite_core::op::{Rope, RopeMode, Unary};
@@ -13,8 +13,8 @@ use std::ptr::null_mut;
 /// A single piece of memory for all tensors.
 struct Arena(TensorRef);
 
-impl Memory for Arena {
-    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, Reason> {
+impl TensorMemory for Arena {
+    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, ConversionReason> {
         let base = self.0.buffer.host().unwrap().base().as_ptr() as usize;
         Ok(TensorRef {
             buffer: self.0.buffer.clone(),
@@ -25,7 +25,7 @@ impl Memory for Arena {
         })
     }
 
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, Reason> {
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason> {
         super::import::temporary(layout)
     }
 }
@@ -58,8 +58,8 @@ fn there_and_back(graph: &Graph) -> super::import::Imported {
         .ids()
         .filter(|&id| !matches!(graph.tensor(id).op, Op::Leaf))
         .collect();
-    let place = |id: TensorId| -> Result<Place, Reason> {
-        Ok(Place::At(
+    let place = |id: TensorId| -> Result<TensorLocation, ConversionReason> {
+        Ok(TensorLocation::At(
             std::ptr::without_provenance_mut(8),
             base.wrapping_add(offsets[id.index()]),
         ))
@@ -162,7 +162,9 @@ fn tensor(dtype: DType, shape: [usize; 4], data: usize) -> Tensor {
 }
 
 /// Imports one node over an arena of zeros that starts at the returned address.
-fn import(make: impl FnOnce(usize) -> Vec<Tensor>) -> Result<super::import::Imported, Reason> {
+fn import(
+    make: impl FnOnce(usize) -> Vec<Tensor>,
+) -> Result<super::import::Imported, ConversionReason> {
     let memory = HostMemory::allocate(1 << 16, "test", "an arena").unwrap();
     let base = memory.base().as_ptr() as usize;
     let arena = TensorRef {

@@ -4,7 +4,7 @@ use super::check::computes;
 use super::device::GgmlDevice;
 use super::discover::{Candidate, EXTENSION, backend_name, in_directory};
 use super::library::Plugin;
-use super::probe::{Answer, ask};
+use super::probe::{ProbeResult, ask};
 use samite_core::{Backend, Device, Error, Parameters, Rejected, Result};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -62,14 +62,14 @@ pub struct GgmlBackend {
 }
 
 /// A search for plugins.
-struct Search<'a> {
+struct PluginSearch<'a> {
     options: &'a GgmlOptions,
     /// Names of all files that could be plugins, without duplicates.
     names: BTreeSet<String>,
     rejected: Vec<Rejected>,
 }
 
-impl Search<'_> {
+impl PluginSearch<'_> {
     /// Records a file or folder as unusable. Warns if the user named it.
     fn reject(&mut self, path: &Path, reason: impl Into<String>) {
         let rejected = Rejected {
@@ -173,7 +173,7 @@ impl Search<'_> {
     }
 
     /// Returns the best usable file of a group.
-    fn best(&mut self, group: Vec<PathBuf>) -> Option<(Plugin, Option<Answer>)> {
+    fn best(&mut self, group: Vec<PathBuf>) -> Option<(Plugin, Option<ProbeResult>)> {
         let Some(prober) = &self.options.prober else {
             return self.best_loaded(group).map(|plugin| (plugin, None));
         };
@@ -186,7 +186,7 @@ impl Search<'_> {
         }
         // The sort is stable: of equal scores, the first file wins.
         scored.sort_by_key(|(answer, _)| std::cmp::Reverse(answer.score));
-        let mut best: Option<(Plugin, Answer)> = None;
+        let mut best: Option<(Plugin, ProbeResult)> = None;
         for (answer, path) in scored {
             if let Some((plugin, best)) = &best {
                 let reason = not_best(answer.score, best.score, &plugin.path);
@@ -261,7 +261,7 @@ fn not_best(score: i32, best: i32, path: &Path) -> String {
 }
 
 /// Returns the reason why a device is not used unless the user names it, if there is one.
-fn doubt(device: &GgmlDevice, answer: Option<&Answer>) -> Option<String> {
+fn doubt(device: &GgmlDevice, answer: Option<&ProbeResult>) -> Option<String> {
     let Some(answer) = answer else {
         return Some("no other process tried it: there is no prober".into());
     };
@@ -276,7 +276,7 @@ fn doubt(device: &GgmlDevice, answer: Option<&Answer>) -> Option<String> {
 impl GgmlBackend {
     /// Finds and loads plugins.
     pub fn find(options: &GgmlOptions) -> Self {
-        let mut search = Search {
+        let mut search = PluginSearch {
             options,
             names: BTreeSet::new(),
             rejected: Vec::new(),
@@ -382,7 +382,7 @@ mod tests {
             paths: paths.iter().map(|path| path.to_path_buf()).collect(),
             ..GgmlOptions::default()
         };
-        let mut search = Search {
+        let mut search = PluginSearch {
             options: &options,
             names: BTreeSet::new(),
             rejected: Vec::new(),
@@ -445,7 +445,7 @@ mod tests {
                 program_folder: Some(folder.path().to_owned()),
                 ..GgmlOptions::default()
             };
-            let mut search = Search {
+            let mut search = PluginSearch {
                 options: &options,
                 names: BTreeSet::new(),
                 rejected: Vec::new(),
@@ -480,7 +480,7 @@ mod tests {
             disabled: vec!["CPU".into(), "opencl".into()],
             ..GgmlOptions::default()
         };
-        let mut search = Search {
+        let mut search = PluginSearch {
             options: &options,
             names: BTreeSet::new(),
             rejected: Vec::new(),

@@ -92,7 +92,7 @@ fn questions() -> Vec<Question> {
 }
 
 /// A graph to compute once.
-pub struct Wanted<'a> {
+pub struct OneShotGraph<'a> {
     pub graph: &'a Graph,
     /// Nodes to compute, in order.
     pub nodes: &'a [TensorId],
@@ -106,9 +106,9 @@ pub struct Wanted<'a> {
 pub fn compute(
     device: &dyn Device,
     stream: &mut dyn Stream,
-    wanted: Wanted<'_>,
+    wanted: OneShotGraph<'_>,
 ) -> Result<Vec<Vec<f32>>> {
-    let Wanted { graph, nodes, .. } = wanted;
+    let OneShotGraph { graph, nodes, .. } = wanted;
     let memory = device.buffer_type();
     let mut end = 0;
     let mut offsets = vec![None; graph.len()];
@@ -185,7 +185,7 @@ fn ask(
     if !device.supports(graph.node(node)).is_yes() {
         return Ok(None);
     }
-    let wanted = Wanted {
+    let wanted = OneShotGraph {
         graph: &graph,
         nodes: &[node],
         inputs: &inputs,

@@ -6,8 +6,8 @@ use super::library::{Plugin, string};
 use super::optimize::Optimizer;
 use super::stream::GgmlStream;
 use crate::abi::{self, DevCaps, DevProps, Tensor, device_type};
-use crate::convert::Reason;
-use crate::convert::export::{Exported, Place};
+use crate::convert::ConversionReason;
+use crate::convert::export::{Exported, TensorLocation};
 use samite_core::{
     Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, HostMemory, Keep,
     MemoryInfo, Node, Op, Parameters, Result, Stream, Support, TensorId, Usage, host_buffer,
@@ -88,7 +88,7 @@ impl DeviceCore {
             return Support::No(reason);
         }
         let first = node.source(0).map(|source| source.id());
-        let place = |id: TensorId| -> std::result::Result<Place, Reason> {
+        let place = |id: TensorId| -> std::result::Result<TensorLocation, ConversionReason> {
             let tensor = node.graph().node(id);
             let buffer = match tensor.stored() {
                 Some(stored) => {
@@ -99,7 +99,7 @@ impl DeviceCore {
                 None if Some(id) == first => weights,
                 None => null_mut(),
             };
-            Ok(Place::At(buffer, null_mut()))
+            Ok(TensorLocation::At(buffer, null_mut()))
         };
         let exported = Exported::new(node.graph(), &[node.id()], place);
         let exported = match exported {

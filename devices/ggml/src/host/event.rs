@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// An event of ggml's.
 pub struct GgmlEvent {
     core: Arc<DeviceCore>,
-    raw: NonNull<abi::Event>,
+    raw: NonNull<abi::BackendEvent>,
     recorded: AtomicBool,
 }
 
@@ -59,7 +59,7 @@ impl GgmlEvent {
         (is_peer || Arc::ptr_eq(&event.core, core)).then_some(event)
     }
 
-    pub fn raw(&self) -> *mut abi::Event {
+    pub fn raw(&self) -> *mut abi::BackendEvent {
         self.raw.as_ptr()
     }
 

@@ -9,8 +9,8 @@ use super::buffer::GgmlBuffer;
 use super::device::GgmlDevice;
 use super::library::Plugin;
 use crate::abi::{self, GraphOptimize, GraphOptimizeParams, Tensor};
-use crate::convert::Reason;
-use crate::convert::export::{Exported, Place, with_views};
+use crate::convert::ConversionReason;
+use crate::convert::export::{Exported, TensorLocation, with_views};
 use samite_core::reorder::{check_order, memories};
 use samite_core::{Buffer, Graph, Keep, TensorId, Usage};
 use std::collections::{BTreeMap, HashMap};
@@ -23,19 +23,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Optimizer {
     plugin: Arc<Plugin>,
     /// Locked while one thread queries.
-    stream: Mutex<Stream>,
+    stream: Mutex<OwnedBackend>,
     function: GraphOptimize,
 }
 
 /// A backend of ggml's that this value owns.
-struct Stream {
+struct OwnedBackend {
     raw: NonNull<abi::Backend>,
 }
 
 // SAFETY: a backend may be used from any thread, by one at a time.
-unsafe impl Send for Stream {}
+unsafe impl Send for OwnedBackend {}
 
-impl Drop for Stream {
+impl Drop for OwnedBackend {
     fn drop(&mut self) {
         // SAFETY: this value owns the backend, and it is not used again.
         unsafe {
@@ -55,8 +55,8 @@ unsafe extern "C" fn add_alloc_dep(wishes: *mut c_void, tensor: *mut Tensor, unt
 }
 
 /// Returns the location of a tensor before memory is planned.
-fn place(plugin: &Arc<Plugin>, graph: &Graph, id: TensorId) -> Place {
-    let nowhere = Place::At(null_mut(), null_mut());
+fn place(plugin: &Arc<Plugin>, graph: &Graph, id: TensorId) -> TensorLocation {
+    let nowhere = TensorLocation::At(null_mut(), null_mut());
     let Some(stored) = &graph.tensor(id).stored else {
         return nowhere;
     };
@@ -64,9 +64,11 @@ fn place(plugin: &Arc<Plugin>, graph: &Graph, id: TensorId) -> Place {
     let own = place.buffer.as_any().downcast_ref::<GgmlBuffer>();
     match own.filter(|buffer| buffer.is_of(plugin)) {
         Some(buffer) if buffer.usage() == Usage::Compute => {
-            Place::At(buffer.raw(), buffer.address(place.slot.offset))
+            TensorLocation::At(buffer.raw(), buffer.address(place.slot.offset))
         }
-        Some(buffer) => buffer.tensor(place.slot).map_or(nowhere, Place::Tensor),
+        Some(buffer) => buffer
+            .tensor(place.slot)
+            .map_or(nowhere, TensorLocation::Tensor),
         None => nowhere,
     }
 }
@@ -75,7 +77,7 @@ impl Optimizer {
     /// Opens a stream of the device, if its streams optimize graphs.
     pub fn open(device: &GgmlDevice) -> Option<Self> {
         let raw = device.open_backend()?;
-        let stream = Stream { raw };
+        let stream = OwnedBackend { raw };
         // SAFETY: the backend is new.
         let function = unsafe { (*raw.as_ptr()).iface }.graph_optimize?;
         Some(Optimizer {
@@ -95,8 +97,9 @@ impl Optimizer {
             return Vec::new();
         }
         let mut sequence = with_views(graph, nodes);
-        let exported =
-            Exported::new::<Reason>(graph, &sequence, |id| Ok(place(&self.plugin, graph, id)));
+        let exported = Exported::new::<ConversionReason>(graph, &sequence, |id| {
+            Ok(place(&self.plugin, graph, id))
+        });
         let Ok(mut exported) = exported else {
             return Vec::new(); // the device does not support such nodes
         };

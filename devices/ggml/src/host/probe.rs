@@ -74,7 +74,7 @@ fn try_out(path: &Path) -> Result<(i32, Vec<Arc<GgmlDevice>>), String> {
 
 /// Result of trying a plugin in another process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ProbeResult {
     pub score: i32,
     /// Identity of each device, with its failure, or `None` if it computed a small graph.
     pub devices: Vec<(String, Option<String>)>,
@@ -84,7 +84,7 @@ pub struct Answer {
 ///
 /// # Errors
 /// Returns the reason why it cannot be used, or how the process ended.
-pub fn ask(prober: &[OsString], path: &Path) -> Result<Answer, String> {
+pub fn ask(prober: &[OsString], path: &Path) -> Result<ProbeResult, String> {
     ask_with(prober, path, Verdicts::for_plugin(path), TRIAL_PATIENCE)
 }
 
@@ -93,7 +93,7 @@ fn ask_with(
     path: &Path,
     verdicts: Option<Verdicts>,
     patience: Duration,
-) -> Result<Answer, String> {
+) -> Result<ProbeResult, String> {
     if let Some(known) = verdicts.as_ref().and_then(Verdicts::read) {
         let (answer, _) = start(prober, path, false, patience)?;
         let verdict = |(identity, _): &(String, _)| {
@@ -103,7 +103,7 @@ fn ask_with(
         let devices: Option<Vec<_>> = answer.devices.iter().map(verdict).collect();
         if let Some(devices) = devices {
             let score = answer.score;
-            return Ok(Answer { score, devices });
+            return Ok(ProbeResult { score, devices });
         }
     }
     let (answer, end) = start(prober, path, true, patience)?;
@@ -119,7 +119,7 @@ fn start(
     path: &Path,
     graphs: bool,
     patience: Duration,
-) -> Result<(Answer, End), String> {
+) -> Result<(ProbeResult, End), String> {
     let (program, arguments) = prober.split_first().ok_or("there is no prober")?;
     let mut child = Command::new(program)
         .args(arguments)
@@ -175,7 +175,7 @@ enum End {
 }
 
 /// Interprets a probe's lines and its end.
-fn understand(lines: &[String], end: &End) -> Result<Answer, String> {
+fn understand(lines: &[String], end: &End) -> Result<ProbeResult, String> {
     let begins = |start: &str| {
         let rests = lines
             .iter()
@@ -214,7 +214,7 @@ fn understand(lines: &[String], end: &End) -> Result<Answer, String> {
             *doubt = Some(reason.to_owned());
         }
     }
-    Ok(Answer { score, devices })
+    Ok(ProbeResult { score, devices })
 }
 
 /// Waits for the process, for at most `patience` after it has loaded the plugin.
@@ -270,7 +270,7 @@ mod tests {
                 (identity.to_owned(), doubt.map(str::to_owned))
             };
             let devices = devices.iter().map(owned).collect();
-            Ok(Answer { score, devices })
+            Ok(ProbeResult { score, devices })
         };
         assert_eq!(ask("echo noise; echo samite-probe-ok 64"), answer(64, &[]));
         assert_eq!(

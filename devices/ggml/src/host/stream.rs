@@ -4,8 +4,8 @@ use super::buffer::{GgmlBuffer, RawBuffer};
 use super::device::GgmlDevice;
 use super::event::GgmlEvent;
 use crate::abi::{self, Status};
-use crate::convert::Reason;
-use crate::convert::export::{Exported, Place, with_views};
+use crate::convert::ConversionReason;
+use crate::convert::export::{Exported, TensorLocation, with_views};
 use samite_core::{
     Access, Buffer, CancelToken, Device, Error, Event, HostMemory, MemorySet, Placed, Prepared,
     Result, Rows, RunControl, Stream, TensorRef,
@@ -31,26 +31,26 @@ pub struct GgmlStream {
     /// Resources of queued work, kept until the next synchronization.
     pending: Pending,
     /// Queues of other devices of the plugin, from which it copies.
-    peers: Vec<Peer>,
+    peers: Vec<PeerQueue>,
 }
 
 /// A queue of another device of the plugin, for copies from there: plugins run copies on the
 /// source's side.
-struct Peer {
+struct PeerQueue {
     device: *mut abi::Device,
     raw: NonNull<abi::Backend>,
     /// Position of this stream when the last copy was queued.
     before: GgmlEvent,
 }
 
-impl Peer {
+impl PeerQueue {
     fn iface(&self) -> abi::BackendI {
         // SAFETY: the backend is valid as long as this value.
         unsafe { (*self.raw.as_ptr()).iface }
     }
 }
 
-impl Drop for Peer {
+impl Drop for PeerQueue {
     fn drop(&mut self) {
         if let Some(free) = self.iface().free {
             // SAFETY: this value owns the backend, and it is not used again.
@@ -94,7 +94,7 @@ impl Pending {
 unsafe impl Send for GgmlStream {}
 
 /// A graph in ggml's structures, with everything that they point to.
-struct Work {
+struct GgmlGraph {
     graph: Exported,
     memory: MemorySet,
     /// True if it uses guarded host memory, which is locked only during a call.
@@ -105,9 +105,9 @@ struct Work {
 
 // SAFETY: only the stream that created it uses it, by one thread at a time; `device` is only
 // compared.
-unsafe impl Send for Work {}
+unsafe impl Send for GgmlGraph {}
 
-impl Prepared for Work {
+impl Prepared for GgmlGraph {
     fn as_any(&mut self) -> &mut dyn Any {
         self
     }
@@ -130,17 +130,17 @@ struct Wrapped {
 }
 
 /// An error of `convert` or of memory.
-struct Failure(Error);
+struct ConversionError(Error);
 
-impl From<Reason> for Failure {
-    fn from(reason: Reason) -> Self {
-        Failure(Error::invalid(reason.into_owned()))
+impl From<ConversionReason> for ConversionError {
+    fn from(reason: ConversionReason) -> Self {
+        ConversionError(Error::invalid(reason.into_owned()))
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for ConversionError {
     fn from(error: Error) -> Self {
-        Failure(error)
+        ConversionError(error)
     }
 }
 
@@ -191,15 +191,18 @@ impl GgmlStream {
         })
     }
 
-    fn place(&self, place: &TensorRef, keep: &mut Keep, is_leaf: bool) -> Result<Place> {
+    fn place(&self, place: &TensorRef, keep: &mut Keep, is_leaf: bool) -> Result<TensorLocation> {
         keep.add(place);
         let own = place.buffer.as_any().downcast_ref::<GgmlBuffer>();
         let own = own.filter(|buffer| buffer.is_of(&self.device.core().plugin));
         if let Some(buffer) = own {
             if is_leaf && buffer.usage() != samite_core::Usage::Compute {
-                return buffer.tensor(place.slot).map(Place::Tensor);
+                return buffer.tensor(place.slot).map(TensorLocation::Tensor);
             }
-            return Ok(Place::At(buffer.raw(), buffer.address(place.slot.offset)));
+            return Ok(TensorLocation::At(
+                buffer.raw(),
+                buffer.address(place.slot.offset),
+            ));
         }
         let Some(host) = place.buffer.host() else {
             return Err(Error::unsupported(
@@ -219,7 +222,7 @@ impl GgmlStream {
                 keep.wrapped.len() - 1
             }
         };
-        Ok(Place::At(
+        Ok(TensorLocation::At(
             keep.wrapped[at].buffer.as_ptr(),
             host.base().as_ptr().wrapping_add(place.slot.offset),
         ))
@@ -285,7 +288,7 @@ impl Stream for GgmlStream {
         let mut graph = Exported::new(work.graph, &nodes, |id| {
             let is_leaf = work.graph.tensor(id).stored.is_some();
             let place = self.place(work.place(id)?, &mut keep, is_leaf)?;
-            Ok::<_, Failure>(place)
+            Ok::<_, ConversionError>(place)
         })
         .map_err(|failure| failure.0)?;
         graph.count_uses(work.graph);
@@ -302,7 +305,7 @@ impl Stream for GgmlStream {
                 }
             }
         }
-        Ok(Box::new(Work {
+        Ok(Box::new(GgmlGraph {
             graph,
             memory,
             guarded,
@@ -319,7 +322,7 @@ impl Stream for GgmlStream {
     fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
         let work = prepared
             .as_any()
-            .downcast_mut::<Work>()
+            .downcast_mut::<GgmlGraph>()
             .filter(|work| work.device == Arc::as_ptr(&self.device))
             .ok_or_else(|| Error::invalid("work that another device prepared cannot run here"))?;
         control.cancel.check()?;
@@ -591,7 +594,7 @@ impl GgmlStream {
                     init.and_then(|init| NonNull::new(unsafe { init(device, std::ptr::null()) }));
                 let Some(raw) = raw else { return Ok(None) };
                 let before = GgmlEvent::new(core, self.device.name())?;
-                self.peers.push(Peer {
+                self.peers.push(PeerQueue {
                     device,
                     raw,
                     before,

@@ -3,9 +3,9 @@
 use super::device::GgmlDevice;
 use super::library::Plugin;
 use crate::abi::{
-    Backend, BackendI, Buffer, BufferI, BufferType, BufferTypeI2, BufferTypeTable, CGraph, DevCaps,
-    DevProps, Device, DeviceI, Event, GraphOptimizeParams, Reg, RegI, Status, Tensor, Version,
-    device_type, op, usage,
+    Backend, BackendEvent, BackendI, Buffer, BufferI, BufferType, BufferTypeI2, BufferTypeTable,
+    CGraph, DevCaps, DevProps, Device, DeviceI, GraphOptimizeParams, Reg, RegI, Status, Tensor,
+    Version, device_type, op, usage,
 };
 use samite_core::{
     CancelToken, DType, Device as _, Graph, HostMemory, Keep, Layout, Placed, Rows, RunControl,
@@ -206,11 +206,11 @@ unsafe extern "C" fn compute(s: *mut Backend, graph: *mut CGraph) -> Status {
     Status::SUCCESS
 }
 
-unsafe extern "C" fn record(s: *mut Backend, _: *mut Event) {
+unsafe extern "C" fn record(s: *mut Backend, _: *mut BackendEvent) {
     queued!(s, "record",);
 }
 
-unsafe extern "C" fn wait(s: *mut Backend, _: *mut Event) {
+unsafe extern "C" fn wait(s: *mut Backend, _: *mut BackendEvent) {
     queued!(s, "wait",);
 }
 
@@ -264,18 +264,18 @@ unsafe extern "C" fn open(device: *mut Device, _: *const c_char) -> *mut Backend
     }))
 }
 
-unsafe extern "C" fn event_new(device: *mut Device) -> *mut Event {
+unsafe extern "C" fn event_new(device: *mut Device) -> *mut BackendEvent {
     // SAFETY: the host passes the device of the test.
     let context = unsafe { (*device).context };
-    Box::into_raw(Box::new(Event { device, context }))
+    Box::into_raw(Box::new(BackendEvent { device, context }))
 }
 
-unsafe extern "C" fn event_free(_: *mut Device, event: *mut Event) {
+unsafe extern "C" fn event_free(_: *mut Device, event: *mut BackendEvent) {
     // SAFETY: created by `event_new`, with ownership passed back.
     drop(unsafe { Box::from_raw(event) });
 }
 
-unsafe extern "C" fn event_synchronize(device: *mut Device, _: *mut Event) {
+unsafe extern "C" fn event_synchronize(device: *mut Device, _: *mut BackendEvent) {
     // SAFETY: the device of the test.
     unsafe { log((*device).context, work_off) };
 }

@@ -5,7 +5,7 @@
 //! The graph is one layer of a language model, with weights in the device's memory. Nodes that the
 //! device does not support are computed here, as another device would do in normal use.
 
-use super::check::{Wanted, compute, is_close};
+use super::check::{OneShotGraph, compute, is_close};
 use samite_core::{
     DType, Device, Glu, Graph, Layout, Op, Precision, Result, StoredTensor, TensorGroup, TensorId,
     Usage,
@@ -243,7 +243,7 @@ fn attempt(device: &Arc<dyn Device>) -> Result<Option<String>> {
     let found = compute(
         &**device,
         &mut *stream,
-        Wanted {
+        OneShotGraph {
             graph: &graph,
             nodes: &nodes,
             inputs: &inputs,

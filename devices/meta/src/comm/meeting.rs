@@ -35,7 +35,7 @@ impl fmt::Display for Call {
 pub(super) struct Poison(pub String);
 
 #[derive(Default)]
-struct State {
+struct BarrierState {
     /// Members that have arrived, and their calls.
     arrived: Vec<(usize, Call)>,
     poison: Option<Poison>,
@@ -50,7 +50,7 @@ pub(super) struct Meeting {
     /// Number of completed barriers, plus one if the group is poisoned. Spinning threads watch it.
     count: AtomicUsize,
     is_bad: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<BarrierState>,
     changed: Condvar,
 }
 
@@ -62,25 +62,25 @@ impl Meeting {
             deadline,
             count: AtomicUsize::new(0),
             is_bad: AtomicBool::new(false),
-            state: Mutex::new(State::default()),
+            state: Mutex::new(BarrierState::default()),
             changed: Condvar::new(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BarrierState> {
         // No panic can occur between two related changes of the state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Releases all threads that sleep or spin.
-    fn release(&self, state: &State) {
+    fn release(&self, state: &BarrierState) {
         self.count.fetch_add(1, Ordering::Release);
         if state.sleeping > 0 {
             self.changed.notify_all();
         }
     }
 
-    fn poison_locked(&self, state: &mut State, poison: Poison) -> Poison {
+    fn poison_locked(&self, state: &mut BarrierState, poison: Poison) -> Poison {
         let poison = state.poison.get_or_insert(poison).clone();
         state.arrived.clear();
         self.is_bad.store(true, Ordering::Release);

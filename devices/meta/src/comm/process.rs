@@ -137,7 +137,7 @@ enum Health {
     Poisoned(String),
 }
 
-struct State {
+struct RoundState {
     transport: Box<dyn Transport>,
     /// Number of rounds so far.
     calls: u64,
@@ -146,17 +146,17 @@ struct State {
     lens: Vec<usize>,
 }
 
-struct Shared {
+struct ProcessEndpoint {
     name: String,
     rank: usize,
     size: usize,
     options: ProcessOptions,
-    state: Mutex<State>,
+    state: Mutex<RoundState>,
 }
 
 /// This process's end of a group of processes.
 #[derive(Clone)]
-pub struct ProcessGroup(Arc<Shared>);
+pub struct ProcessGroup(Arc<ProcessEndpoint>);
 
 impl fmt::Debug for ProcessGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -175,7 +175,7 @@ fn lost(message: impl Into<Box<str>>) -> Error {
     }
 }
 
-impl State {
+impl RoundState {
     fn check(&self) -> Result<()> {
         match &self.health {
             Health::Good => Ok(()),
@@ -204,12 +204,12 @@ impl State {
 impl ProcessGroup {
     /// Creates a group of all processes that a transport connects.
     pub fn new(transport: Box<dyn Transport>, options: ProcessOptions) -> Self {
-        ProcessGroup(Arc::new(Shared {
+        ProcessGroup(Arc::new(ProcessEndpoint {
             name: transport.name(),
             rank: transport.rank(),
             size: transport.size(),
             options,
-            state: Mutex::new(State {
+            state: Mutex::new(RoundState {
                 transport,
                 calls: 0,
                 health: Health::Good,
@@ -349,7 +349,7 @@ impl ProcessGroup {
         ProcessCommunicator(self.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RoundState> {
         // A panic leaves a call unfinished, which the next call notices.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -358,7 +358,7 @@ impl ProcessGroup {
     /// that error.
     fn status(
         &self,
-        state: &mut State,
+        state: &mut RoundState,
         mine: std::result::Result<u64, &str>,
         within: Duration,
     ) -> Result<Vec<u64>> {
@@ -397,10 +397,10 @@ impl ProcessGroup {
         state.check().map(|()| Vec::new())
     }
 
-    /// Performs one round. Afterwards, [`parts`](State::parts) returns the messages of all.
+    /// Performs one round. Afterwards, [`parts`](RoundState::parts) returns the messages of all.
     fn round(
         &self,
-        state: &mut State,
+        state: &mut RoundState,
         (kind, number): (Kind, u64),
         mine: &[u8],
         lens: &[usize],
@@ -430,7 +430,7 @@ impl ProcessGroup {
     }
 
     /// Waits until the round is complete.
-    fn wait(&self, state: &mut State, head: Head, within: Duration) -> Result<()> {
+    fn wait(&self, state: &mut RoundState, head: Head, within: Duration) -> Result<()> {
         let ProcessOptions { cancel, clock, .. } = &self.0.options;
         let start = clock.now();
         let mut has_called = false;
@@ -473,7 +473,7 @@ impl ProcessGroup {
     }
 
     /// Checks that all made the same call.
-    fn compare(state: &State, mine: Head) -> Result<()> {
+    fn compare(state: &RoundState, mine: Head) -> Result<()> {
         for (rank, (head, _)) in state.parts().enumerate() {
             match Head::from_bytes(head) {
                 Some(theirs) if theirs.fits(mine) => {}
@@ -492,7 +492,7 @@ impl ProcessGroup {
 pub(crate) struct ProcessCommunicator(ProcessGroup);
 
 impl ProcessCommunicator {
-    fn round(&self, state: &mut State, kind: Kind, mine: &[u8], lens: &[usize]) -> Result<()> {
+    fn round(&self, state: &mut RoundState, kind: Kind, mine: &[u8], lens: &[usize]) -> Result<()> {
         let number = lens.iter().sum::<usize>() as u64;
         let within = self.0.deadline();
         self.0.round(state, (kind, number), mine, lens, within)

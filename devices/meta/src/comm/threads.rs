@@ -9,23 +9,23 @@ use std::time::Duration;
 
 /// Published data of each member. There are two buffers, used in turn: when a member reaches a
 /// barrier, all have read what it published before the barrier before the last.
-type Told<T> = [Vec<RwLock<Vec<T>>>; 2];
+type PublishedBuffers<T> = [Vec<RwLock<Vec<T>>>; 2];
 
-struct Shared {
+struct ThreadGroupState {
     meeting: Meeting,
     /// Number of resets of the group.
     beginnings: AtomicUsize,
-    numbers: Told<f32>,
-    bytes: Told<u8>,
+    numbers: PublishedBuffers<f32>,
+    bytes: PublishedBuffers<u8>,
 }
 
 /// State shared by the members of a group of threads.
 #[derive(Clone)]
-pub struct ThreadGroup(Arc<Shared>);
+pub struct ThreadGroup(Arc<ThreadGroupState>);
 
 /// One thread's end of a group.
 pub struct ThreadCommunicator {
-    shared: Arc<Shared>,
+    shared: Arc<ThreadGroupState>,
     rank: usize,
     size: usize,
     /// Number of barriers since the last reset, the same on all members.
@@ -33,7 +33,7 @@ pub struct ThreadCommunicator {
     beginning: usize,
 }
 
-fn told<T>(size: usize) -> Told<T> {
+fn published<T>(size: usize) -> PublishedBuffers<T> {
     std::array::from_fn(|_| (0..size).map(|_| RwLock::default()).collect())
 }
 
@@ -41,11 +41,11 @@ impl ThreadGroup {
     /// Creates a group of `size` members. A waiting member spins `spins` times, then sleeps, for at
     /// most `deadline`.
     pub fn new(size: usize, spins: usize, deadline: Duration) -> Self {
-        ThreadGroup(Arc::new(Shared {
+        ThreadGroup(Arc::new(ThreadGroupState {
             meeting: Meeting::new(size, spins, deadline),
             beginnings: AtomicUsize::new(0),
-            numbers: told(size),
-            bytes: told(size),
+            numbers: published(size),
+            bytes: published(size),
         }))
     }
 
@@ -102,7 +102,7 @@ impl ThreadCommunicator {
     /// Publishes data, and waits until all members have done so.
     fn tell<T: Copy + Default>(
         &mut self,
-        told: fn(&Shared) -> &Told<T>,
+        published: fn(&ThreadGroupState) -> &PublishedBuffers<T>,
         mine: &[T],
         call: Call,
     ) -> Result<usize> {
@@ -114,7 +114,7 @@ impl ThreadCommunicator {
         let turn = self.calls % 2;
         self.calls += 1;
         {
-            let place = &told(&self.shared)[turn][self.rank];
+            let place = &published(&self.shared)[turn][self.rank];
             let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
             grow(&mut place, mine.len())?;
             place[..mine.len()].copy_from_slice(mine);
@@ -126,12 +126,12 @@ impl ThreadCommunicator {
     /// Returns the data that a member published.
     fn heard<T: Copy>(
         &self,
-        told: fn(&Shared) -> &Told<T>,
+        published: fn(&ThreadGroupState) -> &PublishedBuffers<T>,
         turn: usize,
         member: usize,
         each: impl FnOnce(&[T]),
     ) {
-        let place = &told(&self.shared)[turn][member];
+        let place = &published(&self.shared)[turn][member];
         each(&place.read().unwrap_or_else(PoisonError::into_inner));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Case, Decision, Mode};
 use crate::state::State;
-use crate::window::{Window, reshaped};
+use crate::window::{ViewWindow, reshaped};
 use samite_core::Op;
 
 pub(super) fn repeat(c: &Case<'_>) -> Option<Decision> {
@@ -65,7 +65,7 @@ pub(super) fn view(c: &Case<'_>) -> Option<Decision> {
         return c.linear_in(0);
     };
     let source = c.source(0)?.layout;
-    let window = Window::for_op(c.op, source, axis, runs)?;
+    let window = ViewWindow::for_op(c.op, source, axis, runs)?;
     let result = window.state(source);
     result.check(c.result, usize::MAX).ok()?;
     Some(Decision {

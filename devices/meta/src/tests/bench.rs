@@ -1,6 +1,6 @@
 //! Runs graphs on the reference device, whole and divided.
 
-use crate::partition::{Exchange, Leaf, Partition, Step, Task};
+use crate::partition::{Exchange, Leaf, Partition, PartitionStep, Task};
 use crate::rules::{Case as RuleCase, Decision};
 use crate::state::{State, pieces};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -297,12 +297,12 @@ impl Case {
         }
         for step in &partition.steps {
             match step {
-                Step::Run(nodes) => {
+                PartitionStep::Run(nodes) => {
                     for (bench, nodes) in benches.iter().zip(nodes) {
                         bench.run(nodes)?;
                     }
                 }
-                Step::Exchange(collective) => {
+                PartitionStep::Exchange(collective) => {
                     let parts: Vec<_> = collective
                         .sources
                         .iter()

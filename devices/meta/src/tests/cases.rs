@@ -1,7 +1,7 @@
 //! Random nodes of every kind, with random states of their sources.
 
 use super::bench::{Case, Rng, floats};
-use crate::state::{Run, Runs, State};
+use crate::state::{AxisRun, Runs, State};
 use samite_core::{
     DType, Glu, Graph, Layout, Op, OpKind, Precision, Rope, RopeMode, Shape, SortOrder, TensorId,
     Unary,
@@ -42,7 +42,7 @@ pub fn runs(rng: &Rng, total: usize, members: usize) -> Runs {
         } else {
             rng.below(members)
         };
-        list.push(Run { member, len });
+        list.push(AxisRun { member, len });
         left -= len;
     }
     list.into_iter().collect()
@@ -595,7 +595,7 @@ pub fn random(rng: &Rng, kind: OpKind, members: usize) -> Case {
         // Both halves divided alike, or the second one in reverse.
         let id = case.inputs[0].0;
         let half = runs(rng, case.graph.tensor(id).layout.shape()[0] / 2, members);
-        let mut other: Vec<Run> = half.iter().collect();
+        let mut other: Vec<AxisRun> = half.iter().collect();
         if rng.below(2) == 0 {
             other.reverse();
         }

@@ -57,7 +57,7 @@ type BeginSend<H> = unsafe extern "C" fn(*const c_void, c_int, H, c_int, c_int, 
 type Probe<H> = unsafe extern "C" fn(c_int, c_int, H, *mut c_int, *mut c_void) -> c_int;
 type Receive<H> =
     unsafe extern "C" fn(*mut c_void, c_int, H, c_int, c_int, H, *mut c_void) -> c_int;
-type Abort<H> = unsafe extern "C" fn(H, c_int) -> c_int;
+type MpiAbort<H> = unsafe extern "C" fn(H, c_int) -> c_int;
 type ErrorText = unsafe extern "C" fn(c_int, *mut c_char, *mut c_int) -> c_int;
 type LibraryVersion = unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int;
 
@@ -72,7 +72,7 @@ pub(crate) struct Api<H> {
     pub send: BeginSend<H>,
     pub probe: Probe<H>,
     pub receive: Receive<H>,
-    pub abort: Abort<H>,
+    pub abort: MpiAbort<H>,
     pub error_text: ErrorText,
     pub finalize: unsafe extern "C" fn() -> c_int,
     /// `MPI_COMM_WORLD`: all processes.
@@ -94,13 +94,13 @@ fn said(error: &libloading::Error) -> String {
 }
 
 /// A loaded library. It is never unloaded, because its background threads may still run.
-struct Loaded {
+struct MpiLibrary {
     path: String,
     library: Library,
     version: String,
 }
 
-impl Loaded {
+impl MpiLibrary {
     fn load(path: &str) -> Result<Self, String> {
         // Open MPI's plugins look up its symbols globally. SAFETY: loading runs the library's
         // initializers. The candidates are well-known libraries found by the system's loader, or
@@ -115,7 +115,7 @@ impl Loaded {
             // maximum version length of either kind, which is less than the buffer's size.
             unsafe { about(text, len) };
         });
-        Ok(Loaded {
+        Ok(MpiLibrary {
             path: path.to_owned(),
             library,
             version,
@@ -278,7 +278,7 @@ pub(crate) fn start(launch: Option<Launch>) -> Result<Box<dyn Transport>, MpiErr
     };
     let mut rejected = Vec::new();
     for path in candidates {
-        match Loaded::load(path) {
+        match MpiLibrary::load(path) {
             Ok(library) => return library.begin(),
             Err(reason) => rejected.push(reason),
         }

@@ -12,7 +12,7 @@ pub(crate) struct Mpi<H: Handle> {
     rank: usize,
     size: usize,
     /// Memory used by MPI during a request.
-    memory: Memory,
+    memory: MpiBuffers,
     request: H,
     is_pending: bool,
     /// Gather operations so far.
@@ -35,7 +35,7 @@ const LOOKS: usize = 1000;
 
 /// Memory that MPI uses until a request completes. It is neither moved nor freed before.
 #[derive(Default)]
-struct Memory {
+struct MpiBuffers {
     sent: Vec<u8>,
     gathered: Vec<u8>,
     /// Used length of `gathered`.
@@ -70,7 +70,7 @@ impl<H: Handle> Mpi<H> {
             name,
             rank,
             size,
-            memory: Memory::default(),
+            memory: MpiBuffers::default(),
             is_pending: false,
             number: 0,
             calls: Vec::new(),

@@ -25,11 +25,11 @@ const PATIENCE: u32 = 256;
 const MAGIC: u64 = u64::from_le_bytes(*b"samite\0\x01");
 
 /// The mapped file.
-struct Map {
+struct MappedFile {
     map: MmapMut,
 }
 
-impl Map {
+impl MappedFile {
     /// Returns a word of the head.
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at + 8 <= HEAD && at.is_multiple_of(8));
@@ -82,7 +82,7 @@ impl Map {
 pub(super) struct Shared {
     /// Open file, whose lock shows that this process is alive.
     file: File,
-    map: Map,
+    map: MappedFile,
     rank: usize,
     size: usize,
     /// Number of chunks that this process has written.
@@ -158,7 +158,7 @@ impl Shared {
         // SAFETY: the file is as long as the map. Only processes of the same user that share it
         // could truncate it, and none does.
         let map = unsafe { MmapMut::map_mut(&file) };
-        let map = Map {
+        let map = MappedFile {
             map: map.map_err(|error| refused(path, "mapping", error))?,
         };
         if rank == 0 {
@@ -289,7 +289,8 @@ fn make(path: &Path, size: usize) -> std::result::Result<File, SharedError> {
         .map_err(|error| refused(path, "making the file", error))?;
     // Allocate all of it now: a page that is missing later would kill the process. SAFETY: the
     // descriptor is open.
-    let failed = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, Map::bytes(size) as _) };
+    let failed =
+        unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, MappedFile::bytes(size) as _) };
     let made = match failed {
         0 => take(&file, 0).and_then(|_| std::fs::rename(unnamed, path)),
         code => Err(std::io::Error::from_raw_os_error(code)),
@@ -314,13 +315,13 @@ fn join(path: &Path, rank: usize, size: usize) -> std::result::Result<Option<Fil
     if !is_taken(&file, 0) {
         return Ok(None);
     }
-    if !about.is_file() || about.len() < Map::bytes(1) as u64 {
+    if !about.is_file() || about.len() < MappedFile::bytes(1) as u64 {
         return Err(others(
             path,
             "it is no file that processes share: name another one",
         ));
     }
-    if about.len() != Map::bytes(size) as u64 {
+    if about.len() != MappedFile::bytes(size) as u64 {
         let what = format!("it is not for {size} processes: SAMITE_RANKS must be the same for all");
         return Err(others(path, &what));
     }
@@ -442,7 +443,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ranks");
         // A file left by processes that have exited.
-        std::fs::write(&path, vec![1; Map::bytes(size)]).unwrap();
+        std::fs::write(&path, vec![1; MappedFile::bytes(size)]).unwrap();
         let results = std::thread::scope(|scope| {
             let start = |rank| {
                 let (path, work) = (&path, &work);

@@ -28,10 +28,10 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct Kernel {
     types: Types,
-    run: Run,
+    run: KernelFunction,
 }
 
-type Run = Arc<dyn Fn(&Call) -> Result<()> + Send + Sync>;
+type KernelFunction = Arc<dyn Fn(&Call) -> Result<()> + Send + Sync>;
 
 /// Types that a kernel supports.
 #[derive(Clone, Copy)]

@@ -1,9 +1,9 @@
 //! Connections over TCP, TLS and gRPC.
 
 use super::RemoteOptions;
-use super::endpoint::{Endpoint, Shared};
-use super::link::{Carrier, Kind, Links, Opening, Refused, Replies, broke, refused};
-use crate::identity::{Address, Token};
+use super::endpoint::{Endpoint, SharedEndpoint};
+use super::link::{Carrier, Links, Opening, RefusalKind, Refused, Replies, broke, refused};
+use crate::identity::{Address, ClientToken};
 use crate::outside::System;
 use crate::proto::{self, remote_client::RemoteClient};
 use crate::server::MAX_MESSAGE;
@@ -21,7 +21,7 @@ use tonic::transport::Channel;
 /// messages say what to do.
 pub(super) fn connect(
     address: Address,
-    token: Token,
+    token: ClientToken,
     options: &RemoteOptions,
 ) -> Result<(Arc<Endpoint>, Vec<proto::Device>), String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -33,7 +33,7 @@ pub(super) fn connect(
     let (sender, replies, welcome) = runtime
         .block_on(links.link(&[], 0))
         .map_err(|refused| refused.why)?;
-    let shared = Shared::new(None);
+    let shared = SharedEndpoint::new(None);
     shared.lock().sender = Some(sender);
     let (worker, session) = (Arc::clone(&shared), welcome.session.to_vec());
     samite_core::thread_builder()
@@ -47,7 +47,7 @@ pub(super) fn connect(
 
 fn links(
     address: Address,
-    token: Token,
+    token: ClientToken,
     options: &RemoteOptions,
     runtime: tokio::runtime::Handle,
 ) -> Links {
@@ -65,7 +65,7 @@ fn links(
 /// Makes connections to one server.
 struct Connector {
     address: Address,
-    token: Token,
+    token: ClientToken,
     options: RemoteOptions,
 }
 
@@ -87,8 +87,8 @@ impl Connector {
         let place = self.address.place.as_str();
         let unreachable = |error: io::Error| Refused {
             kind: match error.kind() {
-                ErrorKind::ConnectionRefused => Kind::Nobody,
-                _ => Kind::Unclear,
+                ErrorKind::ConnectionRefused => RefusalKind::Nobody,
+                _ => RefusalKind::Unclear,
             },
             why: format!("cannot be reached: {error}: is `samite remote-server` running there?"),
         };
@@ -96,7 +96,7 @@ impl Connector {
         stream.set_nodelay(true).map_err(unreachable)?;
         let final_error = |why: String| Refused {
             why,
-            kind: Kind::Final,
+            kind: RefusalKind::Final,
         };
         let config =
             tls::client(self.address.pin).map_err(|error| final_error(error.to_string()))?;
@@ -105,8 +105,8 @@ impl Connector {
         let stream = stream.map_err(|error| Refused {
             kind: match error.kind() {
                 // The server has another key, or does not use TLS.
-                ErrorKind::InvalidData => Kind::Final,
-                _ => Kind::Unclear,
+                ErrorKind::InvalidData => RefusalKind::Final,
+                _ => RefusalKind::Unclear,
             },
             why: match error.get_ref().and_then(|inner| inner.downcast_ref()) {
                 Some(rustls::Error::General(why)) => why.clone(),
@@ -135,7 +135,7 @@ impl Connector {
             .await
             .map_err(|error| Refused {
                 why: broke(&error),
-                kind: Kind::Unclear,
+                kind: RefusalKind::Unclear,
             })?;
         let mut request = tonic::Request::new(UnboundedReceiverStream::new(requests));
         let proof = format!("samite {proof}").parse();

@@ -28,7 +28,7 @@ pub type Meanwhile = Box<dyn Fn(Option<Duration>) + Send + Sync>;
 
 pub(super) struct Endpoint {
     place: String,
-    shared: Arc<Shared>,
+    shared: Arc<SharedEndpoint>,
     /// Number of IDs assigned to objects at the server.
     things: AtomicU64,
 }
@@ -41,15 +41,15 @@ impl fmt::Debug for Endpoint {
 
 /// State that callers share with the task that transfers messages.
 #[derive(Default)]
-pub(super) struct Shared {
-    state: Mutex<State>,
+pub(super) struct SharedEndpoint {
+    state: Mutex<EndpointState>,
     changed: Condvar,
     /// Runs other work, if all callers share one thread.
     meanwhile: Option<Meanwhile>,
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct EndpointState {
     /// Sends requests over the current connection, if there is one.
     pub sender: Option<mpsc::UnboundedSender<proto::Request>>,
     /// Number of the last request.
@@ -66,7 +66,7 @@ pub(super) struct State {
     expected: BTreeSet<u64>,
     replies: BTreeMap<u64, proto::Reply>,
     /// First unreported failure of each sender's requests that no caller waits for.
-    failures: BTreeMap<u64, Failed>,
+    failures: BTreeMap<u64, FailedRequest>,
     /// Reason why the session ended.
     pub lost: Option<Box<str>>,
     /// Set if the device is no longer used.
@@ -74,7 +74,7 @@ pub(super) struct State {
 }
 
 /// A failed request.
-struct Failed {
+struct FailedRequest {
     number: u64,
     failure: proto::Failure,
 }
@@ -87,34 +87,35 @@ pub(super) struct Open {
     pub request: proto::Request,
 }
 
-impl State {
+impl EndpointState {
     /// Records the failure of a request that no caller waits for.
     fn fail(&mut self, owner: u64, number: u64, failure: proto::Failure) {
         let known = self.failures.get(&owner);
         if known.is_none_or(|first| first.number > number) {
-            self.failures.insert(owner, Failed { number, failure });
+            self.failures
+                .insert(owner, FailedRequest { number, failure });
         }
     }
 }
 
-impl Shared {
+impl SharedEndpoint {
     pub fn new(meanwhile: Option<Meanwhile>) -> Arc<Self> {
-        Arc::new(Shared {
+        Arc::new(SharedEndpoint {
             meanwhile,
-            ..Shared::default()
+            ..SharedEndpoint::default()
         })
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, State> {
+    pub fn lock(&self) -> MutexGuard<'_, EndpointState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until the state may have changed, at most for `most`.
     fn wait<'a>(
         &'a self,
-        state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, EndpointState>,
         most: Option<Duration>,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, EndpointState> {
         match (&self.meanwhile, most) {
             (Some(meanwhile), most) => {
                 drop(state);
@@ -173,7 +174,7 @@ impl Shared {
 }
 
 impl Endpoint {
-    pub fn new(place: &str, shared: Arc<Shared>) -> Arc<Self> {
+    pub fn new(place: &str, shared: Arc<SharedEndpoint>) -> Arc<Self> {
         Arc::new(Endpoint {
             place: place.to_owned(),
             shared,
@@ -389,7 +390,7 @@ mod tests {
     /// waits.
     fn answered_late() -> (Arc<Endpoint>, Arc<AtomicU64>) {
         let waits = Arc::new(AtomicU64::new(0));
-        let shared = Arc::new_cyclic(|shared: &std::sync::Weak<Shared>| {
+        let shared = Arc::new_cyclic(|shared: &std::sync::Weak<SharedEndpoint>| {
             let (shared, waits) = (shared.clone(), Arc::clone(&waits));
             let meanwhile = move |_| {
                 let number = waits.fetch_add(1, Ordering::Relaxed) + 1;
@@ -399,9 +400,9 @@ mod tests {
                     ..proto::Reply::default()
                 });
             };
-            Shared {
+            SharedEndpoint {
                 meanwhile: Some(Box::new(meanwhile)),
-                ..Shared::default()
+                ..SharedEndpoint::default()
             }
         });
         (Endpoint::new("server", shared), waits)
@@ -435,7 +436,7 @@ mod tests {
 
     #[test]
     fn the_first_failure_of_each_is_told_however_many_follow() {
-        let shared = Shared::new(None);
+        let shared = SharedEndpoint::new(None);
         let endpoint = Endpoint::new("server", Arc::clone(&shared));
         let fail = |owner, text: &str| {
             let number = endpoint.send("d", owner, Vec::new(), false).unwrap();

@@ -2,7 +2,7 @@
 //! transport.
 
 use super::RemoteOptions;
-use super::endpoint::{Shared, say_over};
+use super::endpoint::{SharedEndpoint, say_over};
 use crate::outside::Outside;
 use crate::{VERSION, proto};
 use std::future::Future;
@@ -24,11 +24,11 @@ const MAX_IN_VAIN: u32 = 20;
 pub(crate) struct Refused {
     pub why: String,
     /// Reports if a retry can help, and if a server answered.
-    pub kind: Kind,
+    pub kind: RefusalKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RefusalKind {
     /// A retry cannot help.
     Final,
     /// No server listens there.
@@ -77,7 +77,7 @@ impl Links {
                     "no answer within {} s: is this the address, and does no firewall stand between?",
                     self.options.connect.as_secs_f32()
                 ),
-                kind: Kind::Unclear,
+                kind: RefusalKind::Unclear,
             }),
         }
     }
@@ -97,13 +97,13 @@ impl Links {
         let welcome = first.and_then(|reply| reply.welcome);
         let welcome = welcome.ok_or_else(|| Refused {
             why: "it says no welcome".to_owned(),
-            kind: Kind::Final,
+            kind: RefusalKind::Final,
         })?;
         Ok((sender, replies, welcome))
     }
 
     /// Transfers requests and replies until the session ends.
-    pub async fn run(self, shared: Arc<Shared>, session: Vec<u8>, mut replies: Replies) {
+    pub async fn run(self, shared: Arc<SharedEndpoint>, session: Vec<u8>, mut replies: Replies) {
         let (mut reached, mut in_vain) = (0, 0);
         loop {
             let (why, is_refused) = loop {
@@ -145,7 +145,11 @@ impl Links {
     }
 
     /// Makes another connection for the session. Returns `None` if the session is no longer needed.
-    async fn reconnect(&self, shared: &Shared, session: &[u8]) -> Result<Option<Replies>, String> {
+    async fn reconnect(
+        &self,
+        shared: &SharedEndpoint,
+        session: &[u8],
+    ) -> Result<Option<Replies>, String> {
         let start = self.outside.now();
         let mut pause = Duration::from_millis(20);
         loop {
@@ -177,9 +181,9 @@ impl Links {
                 Err(refused) => refused,
             };
             let patience = match refused.kind {
-                Kind::Final => Duration::ZERO,
-                Kind::Nobody => REFUSED.min(self.options.reconnect),
-                Kind::Unclear => self.options.reconnect,
+                RefusalKind::Final => Duration::ZERO,
+                RefusalKind::Nobody => REFUSED.min(self.options.reconnect),
+                RefusalKind::Unclear => self.options.reconnect,
             };
             if self.outside.now().saturating_duration_since(start) >= patience {
                 return Err(refused.why);
@@ -194,8 +198,10 @@ impl Links {
 pub(super) fn refused(status: Status) -> Refused {
     Refused {
         kind: match status.code() {
-            Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => Kind::Unclear,
-            _ => Kind::Final,
+            Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => {
+                RefusalKind::Unclear
+            }
+            _ => RefusalKind::Final,
         },
         why: match status.code() {
             Code::Unauthenticated => format!(

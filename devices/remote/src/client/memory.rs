@@ -1,7 +1,7 @@
 //! Memory of a server.
 
 use super::endpoint::{Endpoint, NOBODY};
-use crate::convert::{Part, layout_to, role_to, usage_to};
+use crate::convert::{JsonSubgraph, layout_to, role_to, usage_to};
 use crate::proto::{self, command::Command as Kind, result::Result as Outcome};
 use crate::server::{LONGEST, MAX_RESULTS};
 use prost::bytes::Bytes;
@@ -127,7 +127,7 @@ impl Far {
         };
         if let Some(node) = node {
             // Tensors in other memory reach the server as copies, if at all.
-            let part = Part::question(node, &|node| self.memory_of(node).is_some());
+            let part = JsonSubgraph::question(node, &|node| self.memory_of(node).is_some());
             question.memories = self.memories_of(node.graph(), &part);
             question.json = part.json().into();
         }
@@ -141,7 +141,7 @@ impl Far {
         graph: &Graph,
         nodes: &[TensorId],
     ) -> Result<(Vec<TensorId>, proto::Answer)> {
-        let part = Part::with_stored(graph, nodes, &|node| self.memory_of(node).is_some());
+        let part = JsonSubgraph::with_stored(graph, nodes, &|node| self.memory_of(node).is_some());
         let tensors = part.tensors.clone();
         let question = proto::Question {
             kind: proto::question::Kind::Graph.into(),
@@ -161,7 +161,7 @@ impl Far {
     }
 
     /// Returns the memory types of the stored tensors of a part.
-    fn memories_of(&self, graph: &Graph, part: &Part) -> Vec<u32> {
+    fn memories_of(&self, graph: &Graph, part: &JsonSubgraph) -> Vec<u32> {
         let stored = part.stored.iter();
         stored
             .filter_map(|&id| self.memory_of(graph.node(id)))

@@ -17,9 +17,9 @@ use crate::proto;
 use device::RemoteDevice;
 use endpoint::Endpoint;
 pub use endpoint::Meanwhile;
-use endpoint::Shared;
+use endpoint::SharedEndpoint;
 use link::Links;
-pub(crate) use link::{Carrier, Kind, Opening, Refused};
+pub(crate) use link::{Carrier, Opening, RefusalKind, Refused};
 use samite_core::{Backend, Device, Rejected};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -127,7 +127,7 @@ pub(crate) fn connect_over(
     let place = carrier.place().to_owned();
     let meanwhile = Arc::new(meanwhile);
     let others = Arc::clone(&meanwhile);
-    let shared = Shared::new(Some(Box::new(move |most| others(most))));
+    let shared = SharedEndpoint::new(Some(Box::new(move |most| others(most))));
     let begun = Arc::new(Mutex::new(None));
     let lock =
         |begun: &Mutex<Option<_>>| begun.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -6,7 +6,7 @@
 
 use super::device::RemoteDevice;
 use super::memory::{Far, RemoteBuffer, command, read_into};
-use crate::convert::Part;
+use crate::convert::JsonSubgraph;
 use crate::proto::{self, command::Command as Kind};
 use samite_core::{
     CancelToken, Device, Error, Event, Placed, Prepared, Result, Rows, RunControl, Stream, Support,
@@ -243,7 +243,7 @@ impl Stream for RemoteStream {
                 return Err(Error::unsupported(self.device.name(), what, reason));
             }
         }
-        let part = Part::new(graph, work.nodes);
+        let part = JsonSubgraph::new(graph, work.nodes);
         let places = part.tensors.iter().map(|&id| {
             let tensor = graph.tensor(id);
             if tensor.layout.is_empty() {

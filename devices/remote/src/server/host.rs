@@ -3,7 +3,7 @@
 use super::session::{MAX_WAITING_REPLIES, Session, Worker};
 use super::siblings::Siblings;
 use super::store::Store;
-use super::work::{Belongings, Lent, Limits};
+use super::work::{Belongings, Lent, SessionLimits};
 use super::{RemoteServerOptions, lock};
 use crate::outside::Outside;
 use crate::{VERSION, proto};
@@ -168,7 +168,7 @@ impl Host {
         let belongings = Belongings::new(
             Arc::clone(&self.devices),
             Arc::clone(&memory),
-            Limits {
+            SessionLimits {
                 buffers: self.options.buffers,
                 graphs: self.options.graphs,
                 tensors: self.options.tensors,

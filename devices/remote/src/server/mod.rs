@@ -22,7 +22,7 @@ mod store;
 mod tests;
 mod work;
 
-use crate::identity::{self, Token};
+use crate::identity::{self, ClientToken};
 use crate::outside::System;
 use crate::proto::remote_server::{Remote, RemoteServer as Service};
 use crate::{proto, tls};
@@ -140,7 +140,7 @@ impl RemoteServerOptions {
 
 /// A server that shares devices over the network with clients that have a token.
 pub struct RemoteServer {
-    shared: Arc<Shared>,
+    shared: Arc<RemoteServerState>,
     acceptor: TlsAcceptor,
     pin: identity::Pin,
     runtime: tokio::runtime::Runtime,
@@ -153,9 +153,9 @@ impl fmt::Debug for RemoteServer {
     }
 }
 
-struct Shared {
+struct RemoteServerState {
     host: Arc<Host>,
-    tokens: Vec<Token>,
+    tokens: Vec<ClientToken>,
     strangers: Mutex<HashMap<IpAddr, u32>>,
 }
 
@@ -188,7 +188,7 @@ impl RemoteServer {
             .enable_all()
             .build()?;
         let outside = Arc::new(System(runtime.handle().clone()));
-        let shared = Shared {
+        let shared = RemoteServerState {
             host: Host::new(devices, options, outside)?,
             tokens,
             strangers: Mutex::default(),
@@ -323,11 +323,11 @@ async fn handshake(
 }
 
 /// Handles the calls on connections.
-struct Connections(Arc<Shared>);
+struct Connections(Arc<RemoteServerState>);
 
-impl Shared {
+impl RemoteServerState {
     /// Returns the token of a client.
-    async fn known<T>(&self, request: &Request<T>) -> std::result::Result<&Token, Status> {
+    async fn known<T>(&self, request: &Request<T>) -> std::result::Result<&ClientToken, Status> {
         let peer = request.extensions().get::<Peer>();
         let peer = peer.ok_or_else(|| Status::internal("a connection without TLS"))?;
         let proof = request.metadata().get("authorization");

@@ -40,12 +40,12 @@ pub(super) struct Session {
     pub name: [u8; 16],
     /// Name of the token. Only its holder may continue the session.
     pub owner: String,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     /// Held while a request is accepted.
     turn: tokio::sync::Mutex<()>,
     /// Requests up to this number are cancelled.
     cancelled: AtomicU64,
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<ActiveRun>>,
     queue: mpsc::Sender<Queued>,
     room: Arc<Semaphore>,
     /// Maximum bytes of queued requests.
@@ -60,7 +60,7 @@ pub(super) struct Session {
 }
 
 /// A run in progress.
-struct Running {
+struct ActiveRun {
     number: u64,
     cancel: CancelToken,
     /// Dropped when the run ends, which stops its timer.
@@ -68,7 +68,7 @@ struct Running {
 }
 
 #[derive(Default)]
-struct State {
+struct SessionState {
     /// Connection for replies, and its number.
     sender: Option<(u64, Sender)>,
     /// Start of the time without a connection.
@@ -368,7 +368,7 @@ impl Session {
     }
 }
 
-impl State {
+impl SessionState {
     fn see(&mut self, seen: u64) {
         while self.unseen.pop_front_if(|number| *number <= seen).is_some() {}
         while let Some((reply, _)) = self.kept.front()
@@ -440,7 +440,7 @@ impl Stopper for OfRequest<'_> {
             run
         });
         let mut running = lock(&self.session.running);
-        *running = Some(Running {
+        *running = Some(ActiveRun {
             number: self.number,
             cancel: cancel.clone(),
             _deadline: deadline,

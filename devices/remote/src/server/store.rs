@@ -19,12 +19,12 @@ pub(crate) struct Store {
     folder: PathBuf,
     /// Maximum bytes of all chunks together.
     limit: u64,
-    pieces: Mutex<Pieces>,
+    pieces: Mutex<ChunkIndex>,
 }
 
 #[derive(Debug, Default)]
-struct Pieces {
-    known: HashMap<Hash, Piece>,
+struct ChunkIndex {
+    known: HashMap<Hash, ChunkRecord>,
     /// Chunks by time of use, oldest first.
     order: BTreeMap<u64, Hash>,
     now: u64,
@@ -32,7 +32,7 @@ struct Pieces {
 }
 
 #[derive(Debug)]
-struct Piece {
+struct ChunkRecord {
     size: u64,
     used: u64,
     owners: Vec<Box<str>>,
@@ -40,7 +40,7 @@ struct Piece {
 
 /// Result of looking for a chunk.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum ChunkLookup {
     Nothing,
     /// Bytes that this token has sent before.
     Own(Vec<u8>),
@@ -48,7 +48,7 @@ pub(super) enum Found {
     Foreign(Vec<u8>),
 }
 
-impl Pieces {
+impl ChunkIndex {
     fn touch(&mut self, hash: Hash) {
         self.now += 1;
         if let Some(piece) = self.known.get_mut(&hash) {
@@ -58,7 +58,7 @@ impl Pieces {
         }
     }
 
-    fn remove(&mut self, hash: &Hash) -> Option<Piece> {
+    fn remove(&mut self, hash: &Hash) -> Option<ChunkRecord> {
         let piece = self.known.remove(hash)?;
         self.order.remove(&piece.used);
         self.bytes -= piece.size;
@@ -106,7 +106,7 @@ impl Store {
         for (_, hash, size) in found {
             let owners = owners.remove(&hash).unwrap_or_default();
             pieces.bytes += size;
-            let piece = Piece {
+            let piece = ChunkRecord {
                 size,
                 used: 0,
                 owners,
@@ -119,7 +119,7 @@ impl Store {
         Ok(store)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pieces> {
+    fn lock(&self) -> MutexGuard<'_, ChunkIndex> {
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,7 +131,7 @@ impl Store {
         self.folder.join(format!("{}.{owner}", hash.to_hex()))
     }
 
-    fn forget(&self, pieces: &mut Pieces, hash: &Hash) {
+    fn forget(&self, pieces: &mut ChunkIndex, hash: &Hash) {
         if let Some(piece) = pieces.remove(hash) {
             for owner in piece.owners {
                 let _ = std::fs::remove_file(self.owner_path(hash, &owner));
@@ -140,7 +140,7 @@ impl Store {
         let _ = std::fs::remove_file(self.path(hash));
     }
 
-    fn make_room(&self, pieces: &mut Pieces, bytes: u64) {
+    fn make_room(&self, pieces: &mut ChunkIndex, bytes: u64) {
         while pieces.bytes.saturating_add(bytes) > self.limit
             && let Some((_, &oldest)) = pieces.order.iter().next()
         {
@@ -149,14 +149,14 @@ impl Store {
     }
 
     /// Looks for a chunk of `size` bytes.
-    pub fn find(&self, hash: &Hash, size: usize, owner: &str) -> Found {
+    pub fn find(&self, hash: &Hash, size: usize, owner: &str) -> ChunkLookup {
         let is_own = {
             let mut pieces = self.lock();
             let Some(piece) = pieces.known.get(hash) else {
-                return Found::Nothing;
+                return ChunkLookup::Nothing;
             };
             if piece.size != size as u64 {
-                return Found::Nothing;
+                return ChunkLookup::Nothing;
             }
             let is_own = piece.owners.iter().any(|known| **known == *owner);
             pieces.touch(*hash);
@@ -168,15 +168,15 @@ impl Store {
                 let _ = std::fs::File::open(self.path(hash))
                     .and_then(|file| file.set_modified(SystemTime::now()));
                 if is_own {
-                    Found::Own(bytes)
+                    ChunkLookup::Own(bytes)
                 } else {
-                    Found::Foreign(bytes)
+                    ChunkLookup::Foreign(bytes)
                 }
             }
             _ => {
                 tracing::warn!("a stored piece of weights is damaged, and is forgotten: {hash}");
                 self.forget(&mut self.lock(), hash);
-                Found::Nothing
+                ChunkLookup::Nothing
             }
         }
     }
@@ -196,7 +196,7 @@ impl Store {
                 .and_then(|()| std::fs::rename(&new, self.path(hash)))
                 .map(|()| {
                     pieces.bytes += bytes.len() as u64;
-                    let piece = Piece {
+                    let piece = ChunkRecord {
                         size: bytes.len() as u64,
                         used: 0,
                         owners: Vec::new(),
@@ -238,19 +238,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (hash, bytes) = piece(1, 100);
         let store = Store::open(folder.path(), 1000).unwrap();
-        assert_eq!(store.find(&hash, 100, "a"), Found::Nothing);
+        assert_eq!(store.find(&hash, 100, "a"), ChunkLookup::Nothing);
         store.keep(&hash, &bytes, "a");
         for store in [store, Store::open(folder.path(), 1000).unwrap()] {
-            assert_eq!(store.find(&hash, 100, "a"), Found::Own(bytes.clone()));
-            assert_eq!(store.find(&hash, 100, "b"), Found::Foreign(bytes.clone()));
-            assert_eq!(store.find(&hash, 99, "a"), Found::Nothing);
+            assert_eq!(store.find(&hash, 100, "a"), ChunkLookup::Own(bytes.clone()));
+            assert_eq!(
+                store.find(&hash, 100, "b"),
+                ChunkLookup::Foreign(bytes.clone())
+            );
+            assert_eq!(store.find(&hash, 99, "a"), ChunkLookup::Nothing);
         }
         let store = Store::open(folder.path(), 1000).unwrap();
         store.keep(&hash, &bytes, "b");
-        assert_eq!(store.find(&hash, 100, "b"), Found::Own(bytes));
+        assert_eq!(store.find(&hash, 100, "b"), ChunkLookup::Own(bytes));
         // Corrupted on disk.
         std::fs::write(store.path(&hash), vec![2; 100]).unwrap();
-        assert_eq!(store.find(&hash, 100, "a"), Found::Nothing);
+        assert_eq!(store.find(&hash, 100, "a"), ChunkLookup::Nothing);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
@@ -261,13 +264,13 @@ mod tests {
         let [a, b, c] = [1, 2, 3].map(|value| piece(value, 100));
         store.keep(&a.0, &a.1, "x");
         store.keep(&b.0, &b.1, "x");
-        assert!(matches!(store.find(&a.0, 100, "x"), Found::Own(_)));
+        assert!(matches!(store.find(&a.0, 100, "x"), ChunkLookup::Own(_)));
         store.keep(&c.0, &c.1, "x");
-        assert_eq!(store.find(&b.0, 100, "x"), Found::Nothing);
-        assert!(matches!(store.find(&a.0, 100, "x"), Found::Own(_)));
+        assert_eq!(store.find(&b.0, 100, "x"), ChunkLookup::Nothing);
+        assert!(matches!(store.find(&a.0, 100, "x"), ChunkLookup::Own(_)));
         let big = piece(4, 300);
         store.keep(&big.0, &big.1, "x");
-        assert_eq!(store.find(&big.0, 300, "x"), Found::Nothing);
+        assert_eq!(store.find(&big.0, 300, "x"), ChunkLookup::Nothing);
         // A smaller store.
         drop(store);
         let store = Store::open(folder.path(), 100).unwrap();

@@ -1,8 +1,8 @@
 //! Commands of clients that know the protocol and break every rule of it.
 
 use super::siblings::Siblings;
-use super::work::{Belongings, Lent, Limits, Stopper};
-use crate::convert::{Part, layout_to};
+use super::work::{Belongings, Lent, SessionLimits, Stopper};
+use crate::convert::{JsonSubgraph, layout_to};
 use crate::proto::{self, command::Command as Kind, failure::Code, result::Result as Outcome};
 use prost::Message;
 use samite_core::{CancelToken, DType, Device, Graph, Layout, Ledger};
@@ -20,7 +20,7 @@ const QUOTA: usize = 1 << 20;
 
 pub(super) fn belongings(ledger: &Arc<Ledger>) -> Belongings {
     let device: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
-    let limits = Limits {
+    let limits = SessionLimits {
         buffers: 8,
         graphs: 4,
         tensors: 64,
@@ -84,7 +84,7 @@ fn prepare(graph: u64, places: Vec<Option<proto::Place>>) -> Kind {
     Kind::Prepare(proto::Prepare {
         graph,
         device: 0,
-        json: Part::new(&g, &[y]).json().into(),
+        json: JsonSubgraph::new(&g, &[y]).json().into(),
         places: places.into_iter().map(Option::unwrap_or_default).collect(),
         workspace: None,
     })
@@ -100,7 +100,7 @@ fn session() -> Vec<Kind> {
     let mut g = Graph::new();
     let x = g.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
     let y = g.sqr(x).unwrap();
-    question.json = Part::question(g.node(y), &|_| false).json().into();
+    question.json = JsonSubgraph::question(g.node(y), &|_| false).json().into();
     let size = proto::Question {
         kind: proto::question::Kind::Size.into(),
         layout: Some(layout_to(&layout(9))),

@@ -1,7 +1,7 @@
 //! Memory and graphs of a session, and execution of its commands.
 
 use super::siblings::Siblings;
-use super::store::{Found, LONGEST, Store};
+use super::store::{ChunkLookup, LONGEST, Store};
 use crate::convert::{failure, graph_of, layout_of, over_quota, role_of, usage_of};
 use crate::proto::{self, command::Command as Kind};
 use prost::bytes::Bytes;
@@ -24,7 +24,7 @@ const JSON_COST: usize = 16;
 
 /// Limits of one session.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct SessionLimits {
     pub buffers: usize,
     pub graphs: usize,
     pub tensors: usize,
@@ -39,7 +39,7 @@ struct Held {
 }
 
 /// A prepared graph.
-struct Work {
+struct SessionGraph {
     device: usize,
     prepared: Box<dyn Prepared>,
     /// Memory that the graph uses.
@@ -77,9 +77,9 @@ pub(super) struct Belongings {
     streams: Vec<Option<Box<dyn Stream>>>,
     workspaces: Vec<Option<Arc<Workspace>>>,
     buffers: BTreeMap<u64, Arc<Held>>,
-    graphs: BTreeMap<u64, Work>,
+    graphs: BTreeMap<u64, SessionGraph>,
     ledger: Arc<Ledger>,
-    limits: Limits,
+    limits: SessionLimits,
     store: Option<Arc<Store>>,
     siblings: Siblings,
     nonce: [u8; 32],
@@ -88,17 +88,17 @@ pub(super) struct Belongings {
 }
 
 /// The reason why a command failed.
-pub(super) type Failed = Box<proto::Failure>;
+pub(super) type BoxedFailure = Box<proto::Failure>;
 
-fn refuse(error: Error) -> Failed {
+fn refuse(error: Error) -> BoxedFailure {
     Box::new(failure(&error))
 }
 
-fn invalid(text: impl Into<String>) -> Failed {
+fn invalid(text: impl Into<String>) -> BoxedFailure {
     refuse(Error::invalid(text))
 }
 
-fn quota(text: String) -> Failed {
+fn quota(text: String) -> BoxedFailure {
     Box::new(over_quota(text))
 }
 
@@ -114,7 +114,7 @@ impl Belongings {
     pub fn new(
         devices: Arc<[Lent]>,
         ledger: Arc<Ledger>,
-        limits: Limits,
+        limits: SessionLimits,
         store: Option<Arc<Store>>,
         siblings: Siblings,
         nonce: [u8; 32],
@@ -139,7 +139,7 @@ impl Belongings {
         &mut self,
         commands: Vec<proto::Command>,
         stopper: &dyn Stopper,
-    ) -> (Vec<proto::Result>, Option<Failed>) {
+    ) -> (Vec<proto::Result>, Option<BoxedFailure>) {
         let (mut results, mut left) = (Vec::new(), MAX_RESULTS);
         for command in commands {
             let Some(command) = command.command else {
@@ -161,7 +161,7 @@ impl Belongings {
         command: Kind,
         stopper: &dyn Stopper,
         left: &mut usize,
-    ) -> std::result::Result<Option<proto::result::Result>, Failed> {
+    ) -> std::result::Result<Option<proto::result::Result>, BoxedFailure> {
         use proto::result::Result as Outcome;
         match command {
             Kind::Allocate(request) => self.allocate(&request)?,
@@ -232,7 +232,7 @@ impl Belongings {
             .ok_or_else(|| Error::invalid(format!("there is no device {device} here")))
     }
 
-    fn allocate(&mut self, request: &proto::Allocate) -> std::result::Result<(), Failed> {
+    fn allocate(&mut self, request: &proto::Allocate) -> std::result::Result<(), BoxedFailure> {
         let lent = self.lent(request.device).map_err(refuse)?;
         let memory = lent.memories.get(request.memory as usize).ok_or_else(|| {
             invalid(format!(
@@ -279,7 +279,7 @@ impl Belongings {
         Ok(())
     }
 
-    fn charge(&self, bytes: usize) -> std::result::Result<Charge, Failed> {
+    fn charge(&self, bytes: usize) -> std::result::Result<Charge, BoxedFailure> {
         self.ledger.take(bytes).ok_or_else(|| {
             refuse(Error::OutOfMemory {
                 device: "the server's quota of memory".into(),
@@ -368,7 +368,7 @@ impl Belongings {
     }
 
     /// Writes a chunk of weights that the store has, or that comes with the command.
-    fn chunk(&self, request: proto::Chunk) -> std::result::Result<proto::ChunkState, Failed> {
+    fn chunk(&self, request: proto::Chunk) -> std::result::Result<proto::ChunkState, BoxedFailure> {
         use proto::chunk_state::State;
         let place = self.place(request.place.as_ref()).map_err(refuse)?;
         let (offset, len) = (
@@ -403,12 +403,12 @@ impl Belongings {
             return state(State::Missing, &[]);
         };
         match store.find(&hash, len, &self.siblings.owner) {
-            Found::Nothing => state(State::Missing, &[]),
-            Found::Own(bytes) => {
+            ChunkLookup::Nothing => state(State::Missing, &[]),
+            ChunkLookup::Own(bytes) => {
                 place.write(offset, &bytes).map_err(refuse)?;
                 state(State::Done, &[])
             }
-            Found::Foreign(bytes) => {
+            ChunkLookup::Foreign(bytes) => {
                 let expected = blake3::keyed_hash(&self.nonce, &bytes);
                 let proof = <[u8; 32]>::try_from(&*request.proof);
                 // Comparing hashes takes constant time.
@@ -439,7 +439,7 @@ impl Belongings {
     }
 
     /// Parses and validates a graph, and binds it to its device.
-    fn prepare(&mut self, request: &proto::Prepare) -> std::result::Result<(), Failed> {
+    fn prepare(&mut self, request: &proto::Prepare) -> std::result::Result<(), BoxedFailure> {
         self.lent(request.device).map_err(refuse)?;
         if self.graphs.contains_key(&request.graph) {
             return Err(invalid(format!(
@@ -461,7 +461,7 @@ impl Belongings {
         Ok(())
     }
 
-    fn bind(&mut self, request: &proto::Prepare) -> Result<Work> {
+    fn bind(&mut self, request: &proto::Prepare) -> Result<SessionGraph> {
         let number = request.device as usize;
         let device = Arc::clone(&self.devices[number].device);
         let mut memory: Vec<Arc<Held>> = Vec::new();
@@ -565,7 +565,7 @@ impl Belongings {
             compiled: None,
         };
         work.check()?;
-        Ok(Work {
+        Ok(SessionGraph {
             device: number,
             prepared: self.stream(number)?.prepare(work)?,
             _memory: memory,

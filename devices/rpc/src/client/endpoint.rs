@@ -24,7 +24,7 @@ const BATCH: usize = 16;
 
 pub(super) struct Endpoint {
     address: String,
-    link: Mutex<Link>,
+    link: Mutex<RpcConnection>,
     /// True if the server can report what its devices support.
     pub answers_support: bool,
 }
@@ -36,7 +36,7 @@ impl fmt::Debug for Endpoint {
 }
 
 /// The connection.
-pub(super) struct Link {
+pub(super) struct RpcConnection {
     channel: std::result::Result<Channel, Box<str>>,
     protocol: &'static Protocol,
     /// Last graph that each device computed.
@@ -45,7 +45,7 @@ pub(super) struct Link {
     unconfirmed: bool,
 }
 
-impl Link {
+impl RpcConnection {
     fn channel(&mut self) -> io::Result<&mut Channel> {
         let lost = |_: &mut Box<str>| io::Error::from(ErrorKind::NotConnected);
         self.channel.as_mut().map_err(lost)
@@ -131,7 +131,7 @@ impl Endpoint {
                 Channel::new(connection, clock, options.patience)
             })
             .map_err(failed)?;
-        let mut link = Link {
+        let mut link = RpcConnection {
             channel: Ok(channel),
             protocol: &V7,
             last: HashMap::new(),
@@ -141,7 +141,7 @@ impl Endpoint {
         link.tell(&Request::Hello)
             .and_then(|()| link.receive(&mut reply))
             .map_err(failed)?;
-        let unknown = |reason: samite_wire::Reason| {
+        let unknown = |reason: samite_wire::ConversionReason| {
             failed(io::Error::new(ErrorKind::Unsupported, reason.into_owned()))
         };
         let greeting = Greeting::read(&reply).map_err(unknown)?;
@@ -161,7 +161,11 @@ impl Endpoint {
     }
 
     /// Runs `act` on the connection. A failure ends the connection.
-    pub fn with<T>(&self, device: &str, act: impl FnOnce(&mut Link) -> io::Result<T>) -> Result<T> {
+    pub fn with<T>(
+        &self,
+        device: &str,
+        act: impl FnOnce(&mut RpcConnection) -> io::Result<T>,
+    ) -> Result<T> {
         let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
         let lost = |message: &str| Error::DeviceLost {
             device: device.into(),

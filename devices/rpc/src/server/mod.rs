@@ -17,7 +17,7 @@ use samite_core::environment::{
 };
 use samite_core::{CancelToken, Device, Environment, Ledger};
 use session::PIECE;
-pub use session::{End, Replies, Session};
+pub use session::{End, ReplySink, RpcSession};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -157,7 +157,7 @@ impl Server {
             Some(handle) => cancelled_by_leaving(handle, clock),
             None => CancelToken::new(),
         };
-        match self.converse(Session::new(self, seat, cancel), connection) {
+        match self.converse(RpcSession::new(self, seat, cancel), connection) {
             Ok(()) => tracing::info!("client {number} left"),
             Err(End::Lost(error)) => tracing::info!("client {number} is lost: {error}"),
             Err(End::Refused(reason)) => {
@@ -168,15 +168,15 @@ impl Server {
 
     /// Creates a session for another client; the caller transfers the bytes. Returns `None` if
     /// there are too many clients.
-    pub fn begin(self: &Arc<Self>) -> Option<Session> {
+    pub fn begin(self: &Arc<Self>) -> Option<RpcSession> {
         let seat = self.seats.take(None, None)?;
-        Some(Session::new(self, seat, CancelToken::new()))
+        Some(RpcSession::new(self, seat, CancelToken::new()))
     }
 
     /// Transfers bytes between a connection and its session.
     fn converse(
         &self,
-        mut session: Session,
+        mut session: RpcSession,
         mut connection: Box<dyn Connection>,
     ) -> Result<(), End> {
         let ServerOptions {

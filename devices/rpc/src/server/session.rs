@@ -2,11 +2,11 @@
 
 use super::Server;
 use super::places::{Buffers, Question, layout};
-use super::work::{Lane, Work, prepare, run};
+use super::work::{Lane, SegmentedGraph, prepare, run};
 use crate::channel::allowance;
 use samite_core::environment::{Instant, Seat, Stage};
 use samite_core::{CancelToken, Charge, Device, Ledger, TensorInfo, TensorRef, Usage};
-use samite_wire::Reason;
+use samite_wire::ConversionReason;
 use samite_wire::import::{Importer, supported};
 use samite_wire::numbers::op;
 use samite_wire::rpc::frame::{Command, HEADER};
@@ -30,7 +30,7 @@ pub enum End {
     /// The connection is broken or too slow.
     Lost(io::Error),
     /// The client sent an invalid request.
-    Refused(Reason),
+    Refused(ConversionReason),
 }
 
 impl From<io::Error> for End {
@@ -39,8 +39,8 @@ impl From<io::Error> for End {
     }
 }
 
-impl From<Reason> for End {
-    fn from(reason: Reason) -> Self {
+impl From<ConversionReason> for End {
+    fn from(reason: ConversionReason) -> Self {
         End::Refused(reason)
     }
 }
@@ -58,7 +58,7 @@ impl From<String> for End {
 }
 
 /// Sends replies.
-pub type Replies<'a> = &'a mut dyn FnMut(&[u8]) -> io::Result<()>;
+pub type ReplySink<'a> = &'a mut dyn FnMut(&[u8]) -> io::Result<()>;
 
 /// Meaning of the next bytes from a client.
 enum Next {
@@ -82,7 +82,7 @@ enum Next {
 
 /// A session: a state machine that consumes bytes as they arrive and executes requests. It has no
 /// connection and blocks only on devices.
-pub struct Session {
+pub struct RpcSession {
     server: Arc<Server>,
     next: Next,
     /// Deadline for the greeting or the current message.
@@ -96,23 +96,23 @@ pub struct Session {
     lanes: Vec<Lane>,
     fallbacks: Vec<Lane>,
     /// Last graph that each device computed.
-    kept: Vec<Option<Work>>,
+    kept: Vec<Option<SegmentedGraph>>,
     /// Received bytes, and replies to send.
     bytes: Vec<u8>,
     seat: Seat,
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for RpcSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Session({} buffers)", self.buffers.len())
+        write!(f, "RpcSession({} buffers)", self.buffers.len())
     }
 }
 
-impl Session {
+impl RpcSession {
     pub(super) fn new(server: &Arc<Server>, seat: Seat, cancel: CancelToken) -> Self {
         let options = &server.options;
         let now = options.environment.clock.now();
-        Session {
+        RpcSession {
             server: Arc::clone(server),
             next: Next::Header,
             deadline: now.checked_add(options.greeting),
@@ -146,7 +146,7 @@ impl Session {
     ///
     /// # Errors
     /// Returns the reason why the session ends.
-    pub fn take(&mut self, mut bytes: &[u8], replies: Replies<'_>) -> Result<(), End> {
+    pub fn take(&mut self, mut bytes: &[u8], replies: ReplySink<'_>) -> Result<(), End> {
         while !bytes.is_empty() {
             let wanted = match &self.next {
                 Next::Header => HEADER,
@@ -160,7 +160,7 @@ impl Session {
                 self.expect(0);
             }
             let piece = (wanted - self.bytes.len()).min(bytes.len());
-            let refused = |_| Reason::from("there is no memory for the message");
+            let refused = |_| ConversionReason::from("there is no memory for the message");
             self.bytes.try_reserve(piece).map_err(refused)?;
             let (now, later) = bytes.split_at(piece);
             self.bytes.extend(now);
@@ -191,7 +191,7 @@ impl Session {
     }
 
     /// Handles a complete header, message or head of a write.
-    fn complete(&mut self, replies: Replies<'_>) -> Result<(), End> {
+    fn complete(&mut self, replies: ReplySink<'_>) -> Result<(), End> {
         let next = std::mem::replace(&mut self.next, Next::Header);
         let Next::Message {
             command,
@@ -264,7 +264,7 @@ impl Session {
     }
 
     /// Sends a reply.
-    fn reply(&mut self, payload: &[u8], replies: Replies<'_>) -> Result<(), End> {
+    fn reply(&mut self, payload: &[u8], replies: ReplySink<'_>) -> Result<(), End> {
         let mut message = Vec::with_capacity(8 + payload.len());
         message.extend((payload.len() as u64).to_le_bytes());
         message.extend(payload);
@@ -291,7 +291,7 @@ impl Session {
         most.min(Buffers::DISTANCE - 1)
     }
 
-    fn answer(&mut self, command: Command, replies: Replies<'_>) -> Result<(), End> {
+    fn answer(&mut self, command: Command, replies: ReplySink<'_>) -> Result<(), End> {
         match Request::read(command, &self.bytes)? {
             Request::Hello => {
                 self.is_greeted = true;
@@ -468,7 +468,8 @@ impl Session {
     /// Computes the last graph of a device again.
     fn run(&mut self, number: usize) -> Result<(), End> {
         let work = self.kept[number].as_mut();
-        let work = work.ok_or_else(|| Reason::from("there is no graph to compute again"))?;
+        let work =
+            work.ok_or_else(|| ConversionReason::from("there is no graph to compute again"))?;
         let lane = &mut self.lanes[number];
         run(work, lane, &mut self.fallbacks, &self.cancel).map_err(|error| {
             if matches!(error, samite_core::Error::Cancelled) {
@@ -515,7 +516,7 @@ impl Session {
         tensor: &Record,
         offset: u64,
         size: u64,
-        replies: Replies<'_>,
+        replies: ReplySink<'_>,
     ) -> Result<(), End> {
         let place = self.place(tensor)?;
         let (mut at, mut left) = range(&place, offset, size)?;
@@ -541,7 +542,7 @@ impl Session {
 }
 
 /// Checks a range of a tensor's bytes.
-fn range(place: &TensorRef, offset: u64, size: u64) -> Result<(usize, usize), Reason> {
+fn range(place: &TensorRef, offset: u64, size: u64) -> Result<(usize, usize), ConversionReason> {
     let bytes = place.layout().bytes() as u64;
     let end = offset.checked_add(size);
     match (usize::try_from(offset), usize::try_from(size)) {

@@ -6,7 +6,7 @@ use samite_core::{
     CancelToken, Charge, DType, Device, Layout, Ledger, Prepared, Result as Outcome, RunControl,
     Slot, Stream, Support, TensorId, TensorInfo, TensorRef,
 };
-use samite_wire::Reason;
+use samite_wire::ConversionReason;
 use samite_wire::import::{Imported, Importer};
 use samite_wire::rpc::graph::GraphMessage;
 use std::collections::BTreeSet;
@@ -36,7 +36,7 @@ impl Lane {
 }
 
 /// Consecutive nodes on one device.
-struct Piece {
+struct PreparedSegment {
     /// Index of the fallback; `None` for the device itself.
     fallback: Option<usize>,
     prepared: Box<dyn Prepared>,
@@ -47,8 +47,8 @@ struct Piece {
 }
 
 /// A graph that can run repeatedly.
-pub(super) struct Work {
-    pieces: Vec<Piece>,
+pub(super) struct SegmentedGraph {
+    pieces: Vec<PreparedSegment>,
     /// Buffer for copies to and from fallbacks.
     copied: Vec<u8>,
     /// Numbers of the buffers that it uses.
@@ -66,7 +66,7 @@ pub(super) fn prepare(
     ledger: &Arc<Ledger>,
     lane: &mut Lane,
     fallbacks: &mut [Lane],
-) -> Result<Work, Reason> {
+) -> Result<SegmentedGraph, ConversionReason> {
     let (mut used, mut charges) = (BTreeSet::new(), Vec::new());
     let tensors = Placed {
         graph,
@@ -91,7 +91,7 @@ pub(super) fn prepare(
             None => (Staged::default(), Vec::new()),
             Some(_) => Staged::new(&graph, &nodes, &places, &*lane.device, ledger, &mut charges)?,
         };
-        let text = |error: samite_core::Error| Reason::from(error.to_string());
+        let text = |error: samite_core::Error| ConversionReason::from(error.to_string());
         let bytes = lane.device.workspace(&graph, &nodes).map_err(text)?;
         let workspace = match bytes {
             0 => None,
@@ -112,14 +112,14 @@ pub(super) fn prepare(
         };
         let prepared = lane.stream().and_then(|stream| stream.prepare(work));
         exchange(&mut places, &mut moved);
-        pieces.push(Piece {
+        pieces.push(PreparedSegment {
             fallback,
             prepared: prepared.map_err(text)?,
             staged,
             _workspace: workspace,
         });
     }
-    Ok(Work {
+    Ok(SegmentedGraph {
         pieces,
         copied: Vec::new(),
         buffers: used,
@@ -139,7 +139,7 @@ fn exchange(places: &mut [Option<TensorRef>], others: &mut [(TensorId, TensorRef
 
 /// Checks that every result has the memory that its operation needs: some devices write past the
 /// last element.
-fn check_room(imported: &Imported) -> Result<(), Reason> {
+fn check_room(imported: &Imported) -> Result<(), ConversionReason> {
     for &id in &imported.nodes {
         let node = imported.graph.node(id);
         let (Some(place), None) = (&imported.places[id.index()], node.tensor().view) else {
@@ -175,15 +175,15 @@ fn chosen<'l>(
 }
 
 /// Consecutive nodes, and the fallback that computes them.
-type Part = (Option<usize>, Vec<TensorId>);
+type GraphSegment = (Option<usize>, Vec<TensorId>);
 
 /// Assigns nodes to the device or a fallback.
 fn divide(
     imported: &Imported,
     device: &dyn Device,
     fallbacks: &[Lane],
-) -> Result<Vec<Part>, Reason> {
-    let mut parts: Vec<Part> = Vec::new();
+) -> Result<Vec<GraphSegment>, ConversionReason> {
+    let mut parts: Vec<GraphSegment> = Vec::new();
     for &id in &imported.nodes {
         let node = imported.graph.node(id);
         let fallback = match device.supports(node) {
@@ -192,7 +192,7 @@ fn divide(
                 let mut lanes = fallbacks.iter();
                 let found = lanes.position(|lane| lane.device.supports(node).is_yes());
                 let nobody = || {
-                    Reason::from(format!(
+                    ConversionReason::from(format!(
                         "{} cannot compute {} '{}': {reason}",
                         device.name(),
                         node.op(),
@@ -212,7 +212,7 @@ fn divide(
 
 /// Computes the graph and waits for the end.
 pub(super) fn run(
-    work: &mut Work,
+    work: &mut SegmentedGraph,
     lane: &mut Lane,
     fallbacks: &mut [Lane],
     cancel: &CancelToken,

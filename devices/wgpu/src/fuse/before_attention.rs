@@ -1,12 +1,12 @@
 //! Fuses the nodes before attention: QK norms, RoPE, and the writes to the KV cache.
 
-use super::{Columns, Fusion, Step};
+use super::{ColumnSource, Fusion, NodeLaunch};
 use crate::ops::rope::{self, Norm, Turned};
 use samite_core::{DType, Node, Op, TensorId};
 
 /// Nodes that may become one launch.
 #[derive(Default)]
-struct Found<'a> {
+struct FusionCandidate<'a> {
     rotations: Vec<Turned<'a>>,
     writes: Vec<Node<'a>>,
     /// Number of nodes.
@@ -22,42 +22,45 @@ impl<'a> Fusion<'a> {
     pub(super) fn before_attention(
         &self,
         at: usize,
-        held: &mut Option<Columns>,
-        steps: &mut Vec<Step>,
+        held: &mut Option<ColumnSource>,
+        steps: &mut Vec<NodeLaunch>,
     ) -> Option<usize> {
-        let found = self.found(at);
-        if let Some(step) = self.all_parts(&found) {
+        let candidate = self.candidate(at);
+        if let Some(step) = self.all_parts(&candidate) {
             steps.push(step);
             *held = None;
-            return Some(found.count);
+            return Some(candidate.count);
         }
-        let turned = *found.rotations.first().filter(|_| found.first > 1)?;
+        let turned = *candidate
+            .rotations
+            .first()
+            .filter(|_| candidate.first > 1)?;
         let step = self.one_rotation(turned)?;
         steps.push(step);
-        Some(found.first)
+        Some(candidate.first)
     }
 
     /// Collects rotations and cache writes from node `at` on.
-    fn found(&self, at: usize) -> Found<'a> {
-        let mut found = Found::default();
-        while found.rotations.len() + found.writes.len() < 4 {
-            let Some(&node) = self.nodes.get(at + found.count) else {
+    fn candidate(&self, at: usize) -> FusionCandidate<'a> {
+        let mut candidate = FusionCandidate::default();
+        while candidate.rotations.len() + candidate.writes.len() < 4 {
+            let Some(&node) = self.nodes.get(at + candidate.count) else {
                 break;
             };
-            if let Some((turned, count)) = self.turned(at + found.count) {
-                if found.count == 0 {
-                    found.first = count;
+            if let Some((turned, count)) = self.turned(at + candidate.count) {
+                if candidate.count == 0 {
+                    candidate.first = count;
                 }
-                found.rotations.push(turned);
-                found.count += count;
+                candidate.rotations.push(turned);
+                candidate.count += count;
             } else if matches!(node.op(), Op::SetRows) {
-                found.writes.push(node);
-                found.count += 1;
+                candidate.writes.push(node);
+                candidate.count += 1;
             } else {
                 break;
             }
         }
-        found
+        candidate
     }
 
     /// Returns the rotation that starts at node `at`, with the norm and multiplication before it if
@@ -110,7 +113,7 @@ impl<'a> Fusion<'a> {
     }
 
     /// Fuses a rotation with the norm before it.
-    fn one_rotation(&self, turned: Turned<'_>) -> Option<Step> {
+    fn one_rotation(&self, turned: Turned<'_>) -> Option<NodeLaunch> {
         let (node, source) = (turned.rope, turned.source()?);
         let &Op::Rope(of) = node.op() else {
             return None;
@@ -119,23 +122,23 @@ impl<'a> Fusion<'a> {
             && self.angles_are_apart(turned, node.id());
         let launch = rope::norm_rope(turned, of, self.capacity);
         let launch = launch.ok().filter(|_| fits)?;
-        launch.has_bindings(self.capacity).then_some(Step {
+        launch.has_bindings(self.capacity).then_some(NodeLaunch {
             node: node.id(),
             launch,
         })
     }
 
     /// Fuses two rotations and two cache writes.
-    fn all_parts(&self, found: &Found<'_>) -> Option<Step> {
-        let &[first, second] = found.rotations.as_slice() else {
+    fn all_parts(&self, candidate: &FusionCandidate<'_>) -> Option<NodeLaunch> {
+        let &[first, second] = candidate.rotations.as_slice() else {
             return None;
         };
-        let &[one, other] = found.writes.as_slice() else {
+        let &[one, other] = candidate.writes.as_slice() else {
             return None;
         };
         let writes_all_of = |write: Node<'_>, node: Node<'_>| {
             let source = write.source(0);
-            source.is_some_and(|source| Columns::from_node(source).are_rows_of_memory(node))
+            source.is_some_and(|source| ColumnSource::from_node(source).are_rows_of_memory(node))
         };
         // Match each rotation with the cache that it is written to.
         let (key, query, keys, values) = [
@@ -195,7 +198,7 @@ impl<'a> Fusion<'a> {
             return None;
         }
         let launch = rope::rope_store([query, key], [keys, values], of, self.capacity).ok()?;
-        launch.has_bindings(self.capacity).then_some(Step {
+        launch.has_bindings(self.capacity).then_some(NodeLaunch {
             node: keys.id(),
             launch,
         })

@@ -1,7 +1,9 @@
 //! Softmax and attention.
 
 use super::{elements, floats, load_four, matmul};
-use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
+use crate::plan::{
+    Capacity, GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch,
+};
 use crate::shader::{ATTENTION_MATRICES, Access};
 use samite_core::{DType, Node};
 
@@ -32,7 +34,7 @@ pub fn soft_max(
     scale: f32,
     max_bias: f32,
     capacity: &Capacity,
-) -> Result<Launch, Reason> {
+) -> Result<Launch, UnsupportedLaunch> {
     let mut operands = vec![node.result(), node.source_operand(0)?];
     let heads = operands[0].shape[2];
     let mut masked = "x";
@@ -48,7 +50,7 @@ pub fn soft_max(
     floats(&operands)?;
     elements(&operands[0])?;
     let alone = operands.len() == 2;
-    let launch = Launch::new("soft_max", operands, Work::Rows)
+    let launch = Launch::new("soft_max", operands, ShaderWorkgroups::Rows)
         .floats([scale, max_bias])
         .ints([power(heads)])
         .with("MASKED", masked)
@@ -71,7 +73,7 @@ pub fn flash(
     capacity: &Capacity,
     aligned: bool,
     columns: Option<&Operand>,
-) -> Result<Vec<Launch>, Reason> {
+) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let (y, q) = (node.result(), node.source_operand(0)?);
     let (mut k, mut v) = (node.source_operand(1)?, node.source_operand(2)?);
     let are_halves = |operand: &Operand| {
@@ -137,7 +139,7 @@ pub fn flash(
         let mut combined = vec![y, scratch('p', Access::Read)];
         combined.extend(node.optional(4));
         combined.extend(numbers);
-        let combine = Launch::new("flash_attn_combine", combined, Work::Rows);
+        let combine = Launch::new("flash_attn_combine", combined, ShaderWorkgroups::Rows);
         let combine = with_numbers(combine, columns)
             .with(
                 "KEEP_RESULT",
@@ -174,7 +176,11 @@ pub fn flash(
         .into_iter()
         .find(|chunk| (q.shape[0] / 8).is_multiple_of(*chunk))
         .unwrap_or(1);
-    let attention = Launch::new("flash_attn", operands, Work::Groups(queries * shares));
+    let attention = Launch::new(
+        "flash_attn",
+        operands,
+        ShaderWorkgroups::Groups(queries * shares),
+    );
     let attention = with_numbers(attention, columns.filter(|_| shares == 1))
         .floats([scale, max_bias, softcap])
         .ints([power(heads)])
@@ -205,14 +211,18 @@ fn tiled(operands: Vec<Operand>, is_wide: bool, capacity: &Capacity) -> Launch {
     } else {
         include_str!("../kernels/flash_attn_tiles_any.wgsl")
     };
-    Launch::new("flash_attn_tiles", operands, Work::Groups(tiles))
-        .with("LOADS", loads)
-        .with("LOADED_QUERY", load_four(&q))
-        .with("LOADED_KEY", load_four(&k))
-        .with("LOADED_VALUE", load_four(&v))
-        .with("VALUE_CHUNKS", v.shape[0].div_ceil(32))
-        .with("GROUP_SIZE", ATTENTION_GROUP)
-        .reduces(capacity)
+    Launch::new(
+        "flash_attn_tiles",
+        operands,
+        ShaderWorkgroups::Groups(tiles),
+    )
+    .with("LOADS", loads)
+    .with("LOADED_QUERY", load_four(&q))
+    .with("LOADED_KEY", load_four(&k))
+    .with("LOADED_VALUE", load_four(&v))
+    .with("VALUE_CHUNKS", v.shape[0].div_ceil(32))
+    .with("GROUP_SIZE", ATTENTION_GROUP)
+    .reduces(capacity)
 }
 
 /// Queries per tile with cooperative matrices, and keys per iteration.
@@ -237,15 +247,19 @@ fn fits_matrices([k, v]: [&Operand; 2], capacity: &Capacity) -> bool {
 fn by_matrices(operands: Vec<Operand>, capacity: &Capacity) -> Launch {
     let [q, k, v] = [1, 2, 3].map(|number| operands[number]);
     let tiles = q.shape[1].div_ceil(MATRIX_QUERIES) * q.shape[2] * q.shape[3];
-    Launch::new(ATTENTION_MATRICES, operands, Work::Groups(tiles))
-        .with("LOADED_QUERY", load_four(&q))
-        .with("HEAD_SIZE", k.shape[0].max(v.shape[0]))
-        .with("KEY_SIZE", k.shape[0])
-        .with("VALUE_SIZE", v.shape[0])
-        .with("KEY_STEPS", k.shape[0] / 16)
-        .with("VALUE_CHUNKS", v.shape[0] / 32)
-        .with("GROUP_SIZE", GROUP)
-        .reduces(capacity)
+    Launch::new(
+        ATTENTION_MATRICES,
+        operands,
+        ShaderWorkgroups::Groups(tiles),
+    )
+    .with("LOADED_QUERY", load_four(&q))
+    .with("HEAD_SIZE", k.shape[0].max(v.shape[0]))
+    .with("KEY_SIZE", k.shape[0])
+    .with("VALUE_SIZE", v.shape[0])
+    .with("KEY_STEPS", k.shape[0] / 16)
+    .with("VALUE_CHUNKS", v.shape[0] / 32)
+    .with("GROUP_SIZE", GROUP)
+    .reduces(capacity)
 }
 
 /// Returns whether heads of `size` elements can be quantized to 8 bits: `size` is a multiple of the
@@ -310,7 +324,11 @@ const LEAVE: &str = "let at = number * ((values.x + 3u) / 4u * 4u + 2u);
 
 /// Computes gradients of attention. The first launch computes those of queries and the row
 /// statistics of logits; the next launches compute those of keys and values.
-pub fn flash_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+pub fn flash_back(
+    node: Node<'_>,
+    scale: f32,
+    capacity: &Capacity,
+) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let mut operands = vec![node.result()];
     for index in 0..4 {
         operands.push(node.source_operand(index)?);
@@ -329,7 +347,7 @@ pub fn flash_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Vec
     let launch = |kernel, access, work| {
         let scratch = Operand::workspace('w', access, DType::F32, 2 * queries);
         let operands = operands.iter().copied().chain([scratch]).collect();
-        Launch::new(kernel, operands, Work::Groups(work))
+        Launch::new(kernel, operands, ShaderWorkgroups::Groups(work))
             .floats([scale])
             .ints([q.elements(), k.elements()])
             .with("MASK_VALUE", mask)

@@ -1,6 +1,6 @@
 //! Operations that move elements: copies, conversions, repetition, concatenation.
 
-use crate::plan::{GROUP, Launch, Operand, Operands, Reason, Work};
+use crate::plan::{GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch};
 use samite_core::{DType, Node};
 
 /// Returns the largest unit that divides the size of an element or block.
@@ -12,7 +12,7 @@ fn unit(dtype: DType) -> DType {
     }
 }
 
-fn in_units(operand: Operand) -> Result<Operand, Reason> {
+fn in_units(operand: Operand) -> Result<Operand, UnsupportedLaunch> {
     let unit = unit(operand.dtype);
     if operand.dtype.block_bytes() > unit.block_bytes() && !operand.has_contiguous_rows() {
         return Err(format!("elements of {} with gaps between them", operand.dtype).into());
@@ -20,16 +20,16 @@ fn in_units(operand: Operand) -> Result<Operand, Reason> {
     Ok(operand.units(unit))
 }
 
-fn moved(operands: Vec<Operand>, from: &str) -> Result<Launch, Reason> {
+fn moved(operands: Vec<Operand>, from: &str) -> Result<Launch, UnsupportedLaunch> {
     let operands = operands
         .into_iter()
         .map(in_units)
         .collect::<Result<Vec<_>, _>>()?;
-    Ok(Launch::new("move", operands, Work::Elements).with("MOVED", from))
+    Ok(Launch::new("move", operands, ShaderWorkgroups::Elements).with("MOVED", from))
 }
 
 /// Copies the elements of source 0 in logical order and converts them to the type of the result.
-pub fn convert(node: Node<'_>) -> Result<Launch, Reason> {
+pub fn convert(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     let (y, a) = (node.result(), node.source_operand(0)?);
     let same_shape = y.shape == a.shape;
     let cut: &[usize] = if same_shape { &[1, 2, 3] } else { &[] };
@@ -52,7 +52,7 @@ pub fn convert(node: Node<'_>) -> Result<Launch, Reason> {
         return Ok(Launch::new(
             "encode",
             vec![y, a],
-            Work::Groups((y.elements() / 32).div_ceil(GROUP as usize)),
+            ShaderWorkgroups::Groups((y.elements() / 32).div_ceil(GROUP as usize)),
         ));
     }
     let from = "let source = indices(n, shape_a())";
@@ -61,13 +61,13 @@ pub fn convert(node: Node<'_>) -> Result<Launch, Reason> {
     } else {
         format!("{from}; put_y(indices(n, shape), get_a(source))")
     };
-    let launch = Launch::new("cast", vec![y, a], Work::Elements);
+    let launch = Launch::new("cast", vec![y, a], ShaderWorkgroups::Elements);
     Ok(launch.with("CONVERSION", conversion).cut(cut))
 }
 
 /// Repeats the source: element `i` of each dimension is element `i` modulo its extent in the
 /// source.
-pub fn repeat(node: Node<'_>) -> Result<Launch, Reason> {
+pub fn repeat(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     moved(
         vec![node.result(), node.source_operand(0)?],
         "int_a(at_a(i % shape_a()))",
@@ -75,7 +75,7 @@ pub fn repeat(node: Node<'_>) -> Result<Launch, Reason> {
 }
 
 /// Concatenates source 0 and source 1 along `dim`.
-pub fn concat(node: Node<'_>, dim: usize) -> Result<Launch, Reason> {
+pub fn concat(node: Node<'_>, dim: usize) -> Result<Launch, UnsupportedLaunch> {
     let operands = vec![
         node.result(),
         node.source_operand(0)?,

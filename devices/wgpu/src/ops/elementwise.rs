@@ -2,7 +2,7 @@
 
 use super::matmul::{QUANTIZED_PIECE, numbers};
 use super::{elements, floats};
-use crate::plan::{Launch, Operands, Reason, Work};
+use crate::plan::{Launch, Operands, ShaderWorkgroups, UnsupportedLaunch};
 use crate::shader::Access;
 use samite_core::{Glu, Node, Shape, Unary};
 
@@ -10,17 +10,19 @@ fn launch(
     node: Node<'_>,
     sources: usize,
     [first, second, expression]: [&str; 3],
-) -> Result<Launch, Reason> {
+) -> Result<Launch, UnsupportedLaunch> {
     let mut operands = vec![node.result()];
     for index in 0..sources {
         operands.push(node.source_operand(index)?);
     }
     floats(&operands)?;
     elements(&operands[0])?;
-    Ok(Launch::new("elementwise", operands, Work::Elements)
-        .with("EXPRESSION", expression)
-        .with("FIRST_VALUE", first)
-        .with("SECOND_VALUE", second))
+    Ok(
+        Launch::new("elementwise", operands, ShaderWorkgroups::Elements)
+            .with("EXPRESSION", expression)
+            .with("FIRST_VALUE", first)
+            .with("SECOND_VALUE", second),
+    )
 }
 
 /// Computes `expression` of `x` and of `p`, the `parameters`.
@@ -28,7 +30,7 @@ pub fn unary<const N: usize>(
     node: Node<'_>,
     expression: &str,
     parameters: [f32; N],
-) -> Result<Launch, Reason> {
+) -> Result<Launch, UnsupportedLaunch> {
     let launch = launch(node, 1, ["get_a(i)", "0.0", expression])?;
     Ok(launch.floats(parameters).cut(&[1, 2, 3]))
 }
@@ -38,18 +40,18 @@ pub fn generate<const N: usize>(
     node: Node<'_>,
     expression: &str,
     parameters: [f32; N],
-) -> Result<Launch, Reason> {
+) -> Result<Launch, UnsupportedLaunch> {
     Ok(launch(node, 0, ["0.0", "0.0", expression])?.floats(parameters))
 }
 
 /// Computes `expression` of `x` and of `z`, an element of the second source, which is broadcast.
-pub fn binary(node: Node<'_>, expression: &str) -> Result<Launch, Reason> {
+pub fn binary(node: Node<'_>, expression: &str) -> Result<Launch, UnsupportedLaunch> {
     let launch = launch(node, 2, ["get_a(i)", "get_b(i % shape_b())", expression])?;
     Ok(launch.cut(&[1, 2, 3]))
 }
 
 /// Pads source 0 with zeros.
-pub fn pad(node: Node<'_>, before: Shape) -> Result<Launch, Reason> {
+pub fn pad(node: Node<'_>, before: Shape) -> Result<Launch, UnsupportedLaunch> {
     // An index before the source wraps around to a huge value, which fails the upper bound check.
     let inner = "min(i - parameters.ints[0], shape_a() - 1u)";
     let value = format!("select(0.0, get_a({inner}), all(i - parameters.ints[0] < shape_a()))");
@@ -57,7 +59,7 @@ pub fn pad(node: Node<'_>, before: Shape) -> Result<Launch, Reason> {
 }
 
 /// Sets elements right of the diagonal to `value`.
-pub fn diag_mask(node: Node<'_>, past: usize, value: f32) -> Result<Launch, Reason> {
+pub fn diag_mask(node: Node<'_>, past: usize, value: f32) -> Result<Launch, UnsupportedLaunch> {
     let past = past.min(1 << 31);
     let launch = launch(
         node,
@@ -68,7 +70,7 @@ pub fn diag_mask(node: Node<'_>, past: usize, value: f32) -> Result<Launch, Reas
 }
 
 /// Applies a function to each element.
-pub fn function(node: Node<'_>, function: Unary) -> Result<Launch, Reason> {
+pub fn function(node: Node<'_>, function: Unary) -> Result<Launch, UnsupportedLaunch> {
     let mut parameters = [0.0; 4];
     let expression = match function {
         Unary::Abs => "abs(x)",
@@ -108,12 +110,16 @@ pub fn function(node: Node<'_>, function: Unary) -> Result<Launch, Reason> {
 }
 
 /// Computes a gated unit of two sources that also quantizes its result to 8 bits.
-pub fn gated_columns(node: Node<'_>, kind: Glu, swapped: bool) -> Result<Launch, Reason> {
+pub fn gated_columns(
+    node: Node<'_>,
+    kind: Glu,
+    swapped: bool,
+) -> Result<Launch, UnsupportedLaunch> {
     let unit = glu(node, kind, swapped)?;
     let y = node.result();
     let mut operands = unit.operands;
     operands.push(numbers(&y, Access::Write));
-    let work = Work::Groups(y.rows() * y.shape[0].div_ceil(QUANTIZED_PIECE));
+    let work = ShaderWorkgroups::Groups(y.rows() * y.shape[0].div_ceil(QUANTIZED_PIECE));
     let mut launch = Launch::new("gated_q8", operands, work).with("SCRATCH", 3);
     launch.shader.text.extend(unit.shader.text);
     launch.floats = unit.floats;
@@ -121,7 +127,7 @@ pub fn gated_columns(node: Node<'_>, kind: Glu, swapped: bool) -> Result<Launch,
 }
 
 /// Computes a gated linear unit of the halves of each row, or of two sources.
-pub fn glu(node: Node<'_>, kind: Glu, swapped: bool) -> Result<Launch, Reason> {
+pub fn glu(node: Node<'_>, kind: Glu, swapped: bool) -> Result<Launch, UnsupportedLaunch> {
     let mut parameters = [0.0; 2];
     let expression = match kind {
         Glu::Reglu => "max(x, 0.0) * z",

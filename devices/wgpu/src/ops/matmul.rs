@@ -1,7 +1,9 @@
 //! Matrix products.
 
 use super::{Known, floats, load_four, weights};
-use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
+use crate::plan::{
+    Capacity, GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch,
+};
 use crate::shader::{Access, MATRICES};
 use crate::tuning::TILES;
 use samite_core::{DType, Node};
@@ -37,7 +39,11 @@ fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launc
 
 /// Computes a matrix product. Weights larger than a binding are split by rows, and larger results
 /// by columns.
-pub fn mul_mat(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch>, Reason> {
+pub fn mul_mat(
+    node: Node<'_>,
+    capacity: &Capacity,
+    known: Known,
+) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let (y, a, b) = (
         node.result(),
         weights(node, known.packed)?,
@@ -75,7 +81,7 @@ pub fn mul_mat(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<
 fn product([y, a, b]: [Operand; 3], capacity: &Capacity, aligned: bool) -> Launch {
     let (m, n, batches) = (a.shape[1], b.shape[1], b.shape[2] * b.shape[3]);
     if n <= MAX_COLUMNS {
-        let work = Work::Groups(m.div_ceil(VECTOR_ROWS) * batches);
+        let work = ShaderWorkgroups::Groups(m.div_ceil(VECTOR_ROWS) * batches);
         let launch = Launch::new("mul_mat_vec", vec![y, a, b], work).with("COLUMN_COUNT", n.max(1));
         return along_rows(launch, &a, &b, n).reduces(capacity);
     }
@@ -128,11 +134,15 @@ fn tiled(
         columns = "vector4_b(row_b(row), k)".to_owned();
     }
     let kernel = if with_matrices { MATRICES } else { "mul_mat" };
-    let launch = Launch::new(kernel, operands, Work::Groups(count([height, width])))
-        .with("LOADED_A", load_four(&a))
-        .with("LOADED_B", columns)
-        .with("TILES", places)
-        .with("FOUND", if with_matrices { "found" } else { "tile_a[0]" });
+    let launch = Launch::new(
+        kernel,
+        operands,
+        ShaderWorkgroups::Groups(count([height, width])),
+    )
+    .with("LOADED_A", load_four(&a))
+    .with("LOADED_B", columns)
+    .with("TILES", places)
+    .with("FOUND", if with_matrices { "found" } else { "tile_a[0]" });
     if !with_matrices {
         return launch;
     }
@@ -165,7 +175,7 @@ pub fn mul_mat_id(
     node: Node<'_>,
     capacity: &Capacity,
     known: Known,
-) -> Result<Vec<Launch>, Reason> {
+) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let (y, a) = (node.result(), weights(node, known.packed)?);
     let (b, c) = (node.source_operand(1)?, node.source_operand(2)?);
     floats([&y, &a, &b])?;
@@ -181,7 +191,7 @@ pub fn mul_mat_id(
             Operand::workspace('w', access, DType::I32, count)
         };
         let lists = vec![scratch(Access::Write), c];
-        let lists = Launch::new("expert_lists", lists, Work::Groups(experts))
+        let lists = Launch::new("expert_lists", lists, ShaderWorkgroups::Groups(experts))
             .ints([experts])
             .can_fail();
         let products = parts.into_iter().map(|(first, [y, a])| {
@@ -193,7 +203,7 @@ pub fn mul_mat_id(
         return Ok(std::iter::once(lists).chain(products).collect());
     }
     let products = parts.into_iter().map(|(first, [y, a])| {
-        let work = Work::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * choices);
+        let work = ShaderWorkgroups::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * choices);
         let launch = Launch::new("mul_mat_id", vec![y, a, b, c], work).ints([first, experts]);
         along_rows(launch, &a, &b, 1).reduces(capacity).can_fail()
     });
@@ -229,10 +239,10 @@ pub fn numbers(columns: &Operand, access: Access) -> Operand {
 }
 
 /// Quantizes the columns of a product to 8 bits.
-pub fn quantize(node: Node<'_>) -> Result<Launch, Reason> {
+pub fn quantize(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     let b = node.source_operand(1)?;
     floats([&b])?;
-    let work = Work::Groups(b.rows() * b.shape[0].div_ceil(QUANTIZED_PIECE));
+    let work = ShaderWorkgroups::Groups(b.rows() * b.shape[0].div_ceil(QUANTIZED_PIECE));
     let launch = Launch::new("quantize", vec![numbers(&b, Access::Write), b], work);
     Ok(launch.with("LOADED_B", load_four(&b)).with("SCRATCH", 0))
 }
@@ -242,7 +252,10 @@ pub const QUANTIZED_PIECE: usize = 1024;
 
 /// Computes products of packed weights with the same columns, which are 8-bit numbers in scratch
 /// memory.
-pub fn packed_products(nodes: &[Node<'_>], capacity: &Capacity) -> Result<Launch, Reason> {
+pub fn packed_products(
+    nodes: &[Node<'_>],
+    capacity: &Capacity,
+) -> Result<Launch, UnsupportedLaunch> {
     let Some(first) = nodes.first() else {
         return Err("no products".into());
     };
@@ -271,7 +284,7 @@ pub fn packed_products(nodes: &[Node<'_>], capacity: &Capacity) -> Result<Launch
     let scratch = operands.len();
     operands.push(numbers(&b, Access::Wide));
     floats(operands.iter().take(scratch))?;
-    let launch = Launch::new("mul_mat_q8", operands, Work::Groups(groups))
+    let launch = Launch::new("mul_mat_q8", operands, ShaderWorkgroups::Groups(groups))
         .with("MATRICES", functions)
         .with("CALLS", calls)
         .with("SCRATCH", scratch)
@@ -282,14 +295,18 @@ pub fn packed_products(nodes: &[Node<'_>], capacity: &Capacity) -> Result<Launch
 }
 
 /// Computes the sum of outer products.
-pub fn out_prod(node: Node<'_>) -> Result<Launch, Reason> {
+pub fn out_prod(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     let operands = vec![
         node.result(),
         node.source_operand(0)?,
         node.source_operand(1)?,
     ];
     floats(&operands)?;
-    Ok(Launch::new("out_prod", operands, Work::Elements))
+    Ok(Launch::new(
+        "out_prod",
+        operands,
+        ShaderWorkgroups::Elements,
+    ))
 }
 
 const _: () = assert!(

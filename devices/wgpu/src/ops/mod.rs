@@ -11,7 +11,7 @@ mod rows;
 mod state;
 mod training;
 
-use crate::plan::{Capacity, Launch, Operand, Operands, Reason};
+use crate::plan::{Capacity, Launch, Operand, Operands, UnsupportedLaunch};
 use crate::shader::{is_readable, is_writable};
 use samite_core::{DType, Node, Op};
 
@@ -32,7 +32,7 @@ pub fn launches_of(
     node: Node<'_>,
     capacity: &Capacity,
     known: Known,
-) -> Result<Vec<Launch>, Reason> {
+) -> Result<Vec<Launch>, UnsupportedLaunch> {
     if matches!(node.op(), Op::Leaf) || node.op().is_view() {
         return Ok(Vec::new());
     }
@@ -45,8 +45,12 @@ pub fn launches_of(
 }
 
 /// Returns the launches of a node before they are split at the binding limit.
-fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch>, Reason> {
-    let one = |launch: Result<Launch, Reason>| launch.map(|launch| vec![launch]);
+fn whole(
+    node: Node<'_>,
+    capacity: &Capacity,
+    known: Known,
+) -> Result<Vec<Launch>, UnsupportedLaunch> {
+    let one = |launch: Result<Launch, UnsupportedLaunch>| launch.map(|launch| vec![launch]);
     match *node.op() {
         Op::Dup | Op::Cont | Op::Cpy | Op::Cast { .. } => one(copies::convert(node)),
         Op::Repeat { .. } => one(copies::repeat(node)),
@@ -150,7 +154,7 @@ fn whole(node: Node<'_>, capacity: &Capacity, known: Known) -> Result<Vec<Launch
 }
 
 /// Checks that kernels can read and write the types of all operands.
-fn check_types(launch: &Launch) -> Result<(), Reason> {
+fn check_types(launch: &Launch) -> Result<(), UnsupportedLaunch> {
     for operand in &launch.operands {
         let dtype = operand.dtype;
         if operand.access.reads() && !is_readable(dtype) {
@@ -167,13 +171,13 @@ fn check_types(launch: &Launch) -> Result<(), Reason> {
 }
 
 /// Returns source 0, the weights.
-fn weights(node: Node<'_>, packed: bool) -> Result<Operand, Reason> {
+fn weights(node: Node<'_>, packed: bool) -> Result<Operand, UnsupportedLaunch> {
     let a = node.source_operand(0)?;
     Ok(if packed { a.packed() } else { a })
 }
 
 /// Fails for integer operands of a kernel that computes with floats.
-fn floats<'a>(operands: impl IntoIterator<Item = &'a Operand>) -> Result<(), Reason> {
+fn floats<'a>(operands: impl IntoIterator<Item = &'a Operand>) -> Result<(), UnsupportedLaunch> {
     match operands
         .into_iter()
         .find(|operand| operand.dtype.is_integer() || operand.dtype == DType::F64)
@@ -195,7 +199,7 @@ fn load_four(operand: &Operand) -> String {
 }
 
 /// Fails for a quantized result of a kernel that writes single elements.
-fn elements(operand: &Operand) -> Result<(), Reason> {
+fn elements(operand: &Operand) -> Result<(), UnsupportedLaunch> {
     if operand.dtype.is_quantized() {
         Err(format!("a result in blocks of {}", operand.dtype).into())
     } else {

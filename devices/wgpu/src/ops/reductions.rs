@@ -2,7 +2,9 @@
 
 use super::matmul::numbers;
 use super::{elements, floats, load_four};
-use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
+use crate::plan::{
+    Capacity, GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch,
+};
 use crate::shader::Access;
 use samite_core::{DType, Node, SortOrder};
 
@@ -22,7 +24,7 @@ fn pieces(count: usize) -> [usize; 2] {
     [size, count.div_ceil(size).max(1)]
 }
 
-fn both(node: Node<'_>) -> Result<Vec<Operand>, Reason> {
+fn both(node: Node<'_>) -> Result<Vec<Operand>, UnsupportedLaunch> {
     let operands = vec![node.result(), node.source_operand(0)?];
     floats(&operands)?;
     elements(&operands[0])?;
@@ -30,7 +32,7 @@ fn both(node: Node<'_>) -> Result<Vec<Operand>, Reason> {
 }
 
 /// Computes the sum of all elements. Large inputs are first summed in pieces.
-pub fn sum(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+pub fn sum(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let [y, a] = both(node)?[..] else {
         return Err("operands are missing".into());
     };
@@ -60,15 +62,23 @@ pub fn sum_scratch(y: Operand, count: usize, factor: f32, capacity: &Capacity) -
 /// Computes sums times `factor`. `sizes` holds the elements per sum, the number of sums, and the
 /// total number of elements.
 fn sums(operands: [Operand; 2], sizes: [usize; 3], factor: f32, capacity: &Capacity) -> Launch {
-    Launch::new("rows", operands.to_vec(), Work::Groups(sizes[1]))
-        .ints(sizes)
-        .floats([factor])
-        .with("GROUP_SIZE", GROUP)
-        .reduces(capacity)
+    Launch::new(
+        "rows",
+        operands.to_vec(),
+        ShaderWorkgroups::Groups(sizes[1]),
+    )
+    .ints(sizes)
+    .floats([factor])
+    .with("GROUP_SIZE", GROUP)
+    .reduces(capacity)
 }
 
 /// Computes the sum of each row, times `factor`.
-pub fn sum_rows(node: Node<'_>, factor: f32, capacity: &Capacity) -> Result<Launch, Reason> {
+pub fn sum_rows(
+    node: Node<'_>,
+    factor: f32,
+    capacity: &Capacity,
+) -> Result<Launch, UnsupportedLaunch> {
     let [y, a] = both(node)?[..] else {
         return Err("operands are missing".into());
     };
@@ -82,8 +92,8 @@ pub fn sum_rows(node: Node<'_>, factor: f32, capacity: &Capacity) -> Result<Laun
 }
 
 /// Computes the running sum of each row.
-pub fn running_sum(node: Node<'_>) -> Result<Launch, Reason> {
-    Ok(Launch::new("cumsum", both(node)?, Work::Rows).cut(&[1, 2, 3]))
+pub fn running_sum(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
+    Ok(Launch::new("cumsum", both(node)?, ShaderWorkgroups::Rows).cut(&[1, 2, 3]))
 }
 
 /// Normalizes rows, around their mean or around 0.
@@ -92,8 +102,8 @@ pub fn norm(
     eps: f32,
     [centered, scale]: [&str; 2],
     capacity: &Capacity,
-) -> Result<Launch, Reason> {
-    let launch = Launch::new("norm", both(node)?, Work::Rows).floats([eps]);
+) -> Result<Launch, UnsupportedLaunch> {
+    let launch = Launch::new("norm", both(node)?, ShaderWorkgroups::Rows).floats([eps]);
     let launch = launch.with("CENTERED", centered).with("SCALE", scale);
     Ok(launch
         .with("GROUP_SIZE", GROUP)
@@ -110,7 +120,7 @@ pub fn scaled_norm(
     eps: f32,
     quantized: bool,
     capacity: &Capacity,
-) -> Result<Launch, Reason> {
+) -> Result<Launch, UnsupportedLaunch> {
     let y = scaled.result().in_node(scaled);
     let b = scaled.source_operand(1)?.in_node(scaled).named('b');
     let mut operands = vec![y];
@@ -145,7 +155,7 @@ pub fn scaled_norm(
         operands.push(numbers(&y, Access::Write));
         quantize = "quantize(x, k, number, shape.x, rows_of(shape), local)";
     }
-    let launch = Launch::new("scaled_norm", operands, Work::Rows)
+    let launch = Launch::new("scaled_norm", operands, ShaderWorkgroups::Rows)
         .floats([eps])
         .with("LOADED_A", loaded)
         .with("LOADED_B", load_four(&b))
@@ -158,15 +168,19 @@ pub fn scaled_norm(
 }
 
 /// Computes the index of the largest element of each row. Long rows are first searched in pieces.
-pub fn argmax(node: Node<'_>) -> Result<Vec<Launch>, Reason> {
+pub fn argmax(node: Node<'_>) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let (y, a) = (node.result(), node.source_operand(0)?);
     floats([&a])?;
     let (length, rows) = (a.shape[0], a.rows());
     let [size, pieces] = pieces(length);
     let launch = |operands: Vec<Operand>, sizes: [usize; 3], candidate: &str| {
-        Launch::new("argmax", operands, Work::Groups(rows * sizes[2]))
-            .ints(sizes)
-            .with("CANDIDATE", candidate)
+        Launch::new(
+            "argmax",
+            operands,
+            ShaderWorkgroups::Groups(rows * sizes[2]),
+        )
+        .ints(sizes)
+        .with("CANDIDATE", candidate)
     };
     if pieces == 1 {
         return Ok(vec![launch(vec![a, y], [length, length, 1], "j")]);
@@ -191,13 +205,13 @@ pub fn argmax(node: Node<'_>) -> Result<Vec<Launch>, Reason> {
 const STORED: &str = "store_int_y(at_y(vec4<u32>(before, i.yzw)), i32(i.x))";
 const STORED_OF_PIECE: &str = "let number = (n / shape.x * ((shape.x + piece - 1u) / piece) + i.x / piece) * count + before; store_int_y(at_y(vec4<u32>(number, 0u, 0u, 0u)), i32(i.x))";
 
-fn sorted(node: Node<'_>, count: usize, descending: bool) -> Result<Launch, Reason> {
+fn sorted(node: Node<'_>, count: usize, descending: bool) -> Result<Launch, UnsupportedLaunch> {
     let (y, a) = (node.result(), node.source_operand(0)?);
     floats([&a])?;
     if a.shape[0] > MAX_SORT {
         return Err(format!("rows longer than {MAX_SORT}").into());
     }
-    let launch = Launch::new("sort", vec![a, y], Work::Elements);
+    let launch = Launch::new("sort", vec![a, y], ShaderWorkgroups::Elements);
     Ok(launch
         .ints([count, usize::from(descending), usize::MAX])
         .with("STORED", STORED)
@@ -205,13 +219,13 @@ fn sorted(node: Node<'_>, count: usize, descending: bool) -> Result<Launch, Reas
 }
 
 /// Computes the indices that sort each row.
-pub fn argsort(node: Node<'_>, order: SortOrder) -> Result<Launch, Reason> {
+pub fn argsort(node: Node<'_>, order: SortOrder) -> Result<Launch, UnsupportedLaunch> {
     sorted(node, usize::MAX, order == SortOrder::Descending)
 }
 
 /// Computes the indices of the `k` largest elements of each row. Long rows are first searched in
 /// pieces.
-pub fn top_k(node: Node<'_>, k: usize) -> Result<Vec<Launch>, Reason> {
+pub fn top_k(node: Node<'_>, k: usize) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let (y, a) = (node.result(), node.source_operand(0)?);
     let pieces = a.shape[0].div_ceil(SORTED_PIECE);
     if pieces <= 4 || k >= SORTED_PIECE {
@@ -224,9 +238,13 @@ pub fn top_k(node: Node<'_>, k: usize) -> Result<Vec<Launch>, Reason> {
     }
     let count = found * a.rows();
     let scratch = |name, access| Operand::workspace(name, access, DType::I32, count);
-    let first = Launch::new("sort", vec![a, scratch('y', Access::Write)], Work::Elements);
+    let first = Launch::new(
+        "sort",
+        vec![a, scratch('y', Access::Write)],
+        ShaderWorkgroups::Elements,
+    );
     let operands = vec![a, y, scratch('w', Access::Read)];
-    let work = Work::Groups(count.div_ceil(GROUP as usize));
+    let work = ShaderWorkgroups::Groups(count.div_ceil(GROUP as usize));
     Ok(vec![
         first
             .ints([k, 1, SORTED_PIECE])

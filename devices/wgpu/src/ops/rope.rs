@@ -1,7 +1,9 @@
 //! Rotary embedding, and the operations that are fused with it before attention.
 
 use super::{elements, floats, load_four};
-use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Work};
+use crate::plan::{
+    Capacity, GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch,
+};
 use samite_core::{DType, Node, Rope, RopeMode};
 use std::f64::consts::PI;
 
@@ -43,7 +45,7 @@ fn invocations(size: usize) -> usize {
 }
 
 /// Returns source `index` of `node` as an operand of a launch of several nodes.
-fn operand(node: Node<'_>, index: usize, name: char) -> Result<Operand, Reason> {
+fn operand(node: Node<'_>, index: usize, name: char) -> Result<Operand, UnsupportedLaunch> {
     Ok(node.source_operand(index)?.in_node(node).named(name))
 }
 
@@ -51,7 +53,11 @@ fn operand(node: Node<'_>, index: usize, name: char) -> Result<Operand, Reason> 
 ///
 /// # Errors
 /// Returns the reason if such a launch is unsupported.
-pub fn norm_rope(turned: Turned<'_>, of: Rope, capacity: &Capacity) -> Result<Launch, Reason> {
+pub fn norm_rope(
+    turned: Turned<'_>,
+    of: Rope,
+    capacity: &Capacity,
+) -> Result<Launch, UnsupportedLaunch> {
     let mut all = rope(turned.rope, of, 1.0)?;
     for operand in &mut all.operands {
         *operand = operand.in_node(turned.rope);
@@ -63,7 +69,7 @@ pub fn norm_rope(turned: Turned<'_>, of: Rope, capacity: &Capacity) -> Result<La
     }
     floats(all.operands.iter().filter(|operand| operand.name != 'b'))?;
     let (y, a) = (all.operands[0], all.operands[1]);
-    let launch = renamed("norm_rope", all, Work::Groups(y.rows()))
+    let launch = renamed("norm_rope", all, ShaderWorkgroups::Groups(y.rows()))
         .with("HEADS", heads(&a, turned.norm.map(|_| 'f')))
         .with("STORE;", "")
         .with("GROUP_SIZE", invocations(y.shape[0]));
@@ -92,7 +98,7 @@ pub fn rope_store(
     [keys, values]: [Node<'_>; 2],
     of: Rope,
     capacity: &Capacity,
-) -> Result<Launch, Reason> {
+) -> Result<Launch, UnsupportedLaunch> {
     let (t, u) = (
         keys.result().in_node(keys).named('t'),
         values.result().in_node(values).named('u'),
@@ -124,7 +130,7 @@ pub fn rope_store(
         "rope" => {
             let per_row = y.shape[0] - of.dims / 2;
             let count = per_row * (y.rows() + k.rows()) + v.elements();
-            let work = Work::Groups(count.div_ceil(GROUP as usize));
+            let work = ShaderWorkgroups::Groups(count.div_ceil(GROUP as usize));
             renamed("rope_store", launch, work)
         }
         _ => {
@@ -134,7 +140,7 @@ pub fn rope_store(
             }
             let pieces = v.elements() / block_lens[1];
             let pieces = pieces.div_ceil(invocations(y.shape[0]));
-            let work = Work::Groups(y.rows() + k.rows() + pieces);
+            let work = ShaderWorkgroups::Groups(y.rows() + k.rows() + pieces);
             let mut launch = renamed("norm_rope", launch, work);
             let [store, memory] = stores(&launch.operands, block_lens, y.shape[0]);
             for (name, text) in &mut launch.shader.text {
@@ -189,7 +195,7 @@ const VALUE_BLOCK: &str = "var x: array<f32, 32>;
     encode_u(row_u(vec3<u32>(row, 0u, 0u)) + i.x * parameters.tensors[CACHE].strides.x, &x);";
 
 /// Returns `launch`, whose operands may have changed, as a launch of `kernel`.
-fn renamed(kernel: &'static str, launch: Launch, work: Work) -> Launch {
+fn renamed(kernel: &'static str, launch: Launch, work: ShaderWorkgroups) -> Launch {
     let mut renamed = Launch::new(kernel, launch.operands, work);
     renamed.shader.text = launch.shader.text;
     renamed.shader.subgroups = launch.shader.subgroups;
@@ -198,7 +204,7 @@ fn renamed(kernel: &'static str, launch: Launch, work: Work) -> Launch {
 }
 
 /// Computes rotary embedding. With `direction` -1, pairs rotate backwards.
-pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason> {
+pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, UnsupportedLaunch> {
     let mut operands = vec![
         node.result(),
         node.source_operand(0)?,
@@ -236,7 +242,7 @@ pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Reason
     };
     let y = operands[0];
     let per_row = y.shape[0] - rope.dims / 2;
-    let work = Work::Groups((per_row * y.rows()).div_ceil(GROUP as usize));
+    let work = ShaderWorkgroups::Groups((per_row * y.rows()).div_ceil(GROUP as usize));
     Ok(Launch::new("rope", operands, work)
         .floats([
             high,

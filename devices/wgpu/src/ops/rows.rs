@@ -1,11 +1,11 @@
 //! Operations that read or write rows by index.
 
 use super::{elements, floats, weights};
-use crate::plan::{Capacity, Launch, Operand, Operands, Reason, Work};
+use crate::plan::{Capacity, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch};
 use samite_core::{DType, Node};
 
 /// Checks the type of row indices.
-fn numbers(dtype: DType) -> Result<(), Reason> {
+fn numbers(dtype: DType) -> Result<(), UnsupportedLaunch> {
     match dtype {
         DType::I32 | DType::I64 => Ok(()),
         _ => Err(format!("numbers of rows in {dtype}").into()),
@@ -13,7 +13,11 @@ fn numbers(dtype: DType) -> Result<(), Reason> {
 }
 
 /// Reads the rows of source 0 that source 1 names. A table larger than a binding is read in parts.
-pub fn get(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Launch>, Reason> {
+pub fn get(
+    node: Node<'_>,
+    capacity: &Capacity,
+    packed: bool,
+) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let (y, a, b) = (
         node.result(),
         weights(node, packed)?,
@@ -28,7 +32,7 @@ pub fn get(node: Node<'_>, capacity: &Capacity, packed: bool) -> Result<Vec<Laun
     };
     let rows = a.shape[1];
     let parts = parts(&a, capacity).map(|(first, a)| {
-        Launch::new("get_rows", vec![y, a, b], Work::Elements)
+        Launch::new("get_rows", vec![y, a, b], ShaderWorkgroups::Elements)
             .with("FOUND", found)
             .ints([first, rows])
             .can_fail()
@@ -52,7 +56,7 @@ fn parts(table: &Operand, capacity: &Capacity) -> impl Iterator<Item = (usize, O
 
 /// Writes the rows of source 0 to the rows that source 1 names. A target larger than a binding is
 /// written in parts.
-pub fn set(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+pub fn set(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let (y, a, b) = (
         node.result(),
         node.source_operand(0)?,
@@ -67,7 +71,7 @@ pub fn set(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
     };
     let rows = y.shape[1];
     let parts = parts(&y, capacity).map(|(first, y)| {
-        Launch::new("set_rows", vec![a, b, y], Work::Pieces(per))
+        Launch::new("set_rows", vec![a, b, y], ShaderWorkgroups::Pieces(per))
             .with("PER_INVOCATION", per)
             .with("STORED", stored)
             .ints([first, rows])
@@ -84,7 +88,7 @@ const BLOCK: &str = "var x: array<f32, 32>;
     encode_y(row_y(to.yzw) + to.x * parameters.tensors[2].strides.x, &x)";
 
 /// Adds to each row of source 0 the row of source 1 that source 2 names.
-pub fn add_id(node: Node<'_>) -> Result<Launch, Reason> {
+pub fn add_id(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     let operands = vec![
         node.result(),
         node.source_operand(0)?,
@@ -94,5 +98,5 @@ pub fn add_id(node: Node<'_>) -> Result<Launch, Reason> {
     floats(&operands[..3])?;
     elements(&operands[0])?;
     numbers(operands[3].dtype)?;
-    Ok(Launch::new("add_id", operands, Work::Elements).can_fail())
+    Ok(Launch::new("add_id", operands, ShaderWorkgroups::Elements).can_fail())
 }

@@ -1,11 +1,13 @@
 //! Gradients, losses and optimizer steps.
 
 use super::{elements, floats, reductions};
-use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, Reason, Which, Work};
+use crate::plan::{
+    Capacity, GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch, Which,
+};
 use crate::shader::Access;
 use samite_core::{DType, Node};
 
-fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Reason> {
+fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, UnsupportedLaunch> {
     let mut operands = vec![node.result()];
     for index in 0..sources {
         operands.push(node.source_operand(index)?);
@@ -16,13 +18,17 @@ fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Reason> {
 }
 
 /// Computes the gradient of a repetition.
-pub fn repeat_back(node: Node<'_>) -> Result<Launch, Reason> {
-    Ok(Launch::new("repeat_back", all(node, 1)?, Work::Elements))
+pub fn repeat_back(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
+    Ok(Launch::new(
+        "repeat_back",
+        all(node, 1)?,
+        ShaderWorkgroups::Elements,
+    ))
 }
 
 /// Computes the gradient of SiLU.
-pub fn silu_back(node: Node<'_>) -> Result<Launch, Reason> {
-    let launch = Launch::new("elementwise", all(node, 2)?, Work::Elements)
+pub fn silu_back(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
+    let launch = Launch::new("elementwise", all(node, 2)?, ShaderWorkgroups::Elements)
         .with(
             "EXPRESSION",
             "x * sigmoid(z) * (1.0 + z * (1.0 - sigmoid(z)))",
@@ -37,8 +43,9 @@ fn row_gradient(
     parameter: f32,
     [factor, gradient]: [&str; 2],
     capacity: &Capacity,
-) -> Result<Launch, Reason> {
-    let launch = Launch::new("row_gradient", all(node, 2)?, Work::Rows).floats([parameter]);
+) -> Result<Launch, UnsupportedLaunch> {
+    let launch =
+        Launch::new("row_gradient", all(node, 2)?, ShaderWorkgroups::Rows).floats([parameter]);
     let launch = launch.with("FACTOR", factor).with("GRADIENT", gradient);
     Ok(launch
         .with("GROUP_SIZE", GROUP)
@@ -47,7 +54,11 @@ fn row_gradient(
 }
 
 /// Computes the gradient of RMSNorm.
-pub fn rms_norm_back(node: Node<'_>, eps: f32, capacity: &Capacity) -> Result<Launch, Reason> {
+pub fn rms_norm_back(
+    node: Node<'_>,
+    eps: f32,
+    capacity: &Capacity,
+) -> Result<Launch, UnsupportedLaunch> {
     let texts = [
         "1.0 / sqrt(squares / count + p.x)",
         "factor * (g - x * (factor * factor * products / count))",
@@ -56,7 +67,11 @@ pub fn rms_norm_back(node: Node<'_>, eps: f32, capacity: &Capacity) -> Result<La
 }
 
 /// Computes the gradient of softmax.
-pub fn soft_max_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<Launch, Reason> {
+pub fn soft_max_back(
+    node: Node<'_>,
+    scale: f32,
+    capacity: &Capacity,
+) -> Result<Launch, UnsupportedLaunch> {
     row_gradient(
         node,
         scale,
@@ -66,7 +81,7 @@ pub fn soft_max_back(node: Node<'_>, scale: f32, capacity: &Capacity) -> Result<
 }
 
 /// Computes the gradient of a row lookup.
-pub fn get_rows_back(node: Node<'_>) -> Result<Launch, Reason> {
+pub fn get_rows_back(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     let operands = vec![
         node.result(),
         node.source_operand(0)?,
@@ -76,15 +91,18 @@ pub fn get_rows_back(node: Node<'_>) -> Result<Launch, Reason> {
     if operands[2].dtype != DType::I32 {
         return Err("numbers of rows must be i32".into());
     }
-    Ok(Launch::new("get_rows_back", operands, Work::Elements).can_fail())
+    Ok(Launch::new("get_rows_back", operands, ShaderWorkgroups::Elements).can_fail())
 }
 
 /// Computes the cross-entropy loss of logits: first of each row, then their mean.
-pub fn cross_entropy(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Reason> {
+pub fn cross_entropy(
+    node: Node<'_>,
+    capacity: &Capacity,
+) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let mut operands = all(node, 2)?;
     let (y, rows) = (operands[0], operands[1].rows());
     operands[0] = Operand::workspace('y', Access::Write, DType::F32, rows);
-    let of_rows = Launch::new("cross_entropy", operands, Work::Groups(rows))
+    let of_rows = Launch::new("cross_entropy", operands, ShaderWorkgroups::Groups(rows))
         .with("GROUP_SIZE", GROUP)
         .reduces(capacity);
     let mean = reductions::sum_scratch(y, rows, 1.0 / rows as f32, capacity);
@@ -92,15 +110,23 @@ pub fn cross_entropy(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>,
 }
 
 /// Computes the gradient of the cross-entropy loss.
-pub fn cross_entropy_back(node: Node<'_>, capacity: &Capacity) -> Result<Launch, Reason> {
+pub fn cross_entropy_back(
+    node: Node<'_>,
+    capacity: &Capacity,
+) -> Result<Launch, UnsupportedLaunch> {
     let operands = all(node, 3)?;
     let rows = operands[0].rows();
-    let launch = Launch::new("cross_entropy_back", operands, Work::Rows).floats([rows as f32]);
+    let launch =
+        Launch::new("cross_entropy_back", operands, ShaderWorkgroups::Rows).floats([rows as f32]);
     Ok(launch.with("GROUP_SIZE", GROUP).reduces(capacity))
 }
 
 /// Returns the sources as operands. The kernel updates those in `written`.
-fn in_place(node: Node<'_>, sources: usize, written: &[usize]) -> Result<Vec<Operand>, Reason> {
+fn in_place(
+    node: Node<'_>,
+    sources: usize,
+    written: &[usize],
+) -> Result<Vec<Operand>, UnsupportedLaunch> {
     let mut operands = Vec::new();
     for index in 0..sources {
         let mut operand = node.source_operand(index)?;
@@ -115,15 +141,19 @@ fn in_place(node: Node<'_>, sources: usize, written: &[usize]) -> Result<Vec<Ope
 }
 
 /// Computes a step of AdamW.
-pub fn adamw(node: Node<'_>) -> Result<Launch, Reason> {
+pub fn adamw(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     Ok(Launch::new(
         "adamw",
         in_place(node, 5, &[0, 2, 3])?,
-        Work::Elements,
+        ShaderWorkgroups::Elements,
     ))
 }
 
 /// Computes a step of gradient descent.
-pub fn sgd(node: Node<'_>) -> Result<Launch, Reason> {
-    Ok(Launch::new("sgd", in_place(node, 3, &[0])?, Work::Elements))
+pub fn sgd(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
+    Ok(Launch::new(
+        "sgd",
+        in_place(node, 3, &[0])?,
+        ShaderWorkgroups::Elements,
+    ))
 }

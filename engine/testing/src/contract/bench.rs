@@ -44,7 +44,7 @@ pub(super) struct Bench {
 }
 
 /// A graph of one node with memory on a device.
-pub(super) struct Work {
+pub(super) struct SingleNodeGraph {
     pub graph: Graph,
     pub nodes: Vec<TensorId>,
     pub places: Vec<Option<TensorRef>>,
@@ -53,7 +53,7 @@ pub(super) struct Work {
     pub y: TensorId,
 }
 
-impl Work {
+impl SingleNodeGraph {
     pub fn placed(&self) -> Placed<'_> {
         Placed {
             graph: &self.graph,
@@ -106,7 +106,7 @@ impl Bench {
     }
 
     /// Returns a product or a scaling, whichever the device supports: `y = x x^T` or `y = 2 x`.
-    pub fn work(&self) -> Result<Work, End> {
+    pub fn work(&self) -> Result<SingleNodeGraph, End> {
         for product in [false, true] {
             let mut graph = Graph::new();
             let x = graph.input("x", DType::F32, [N, N, 1, 1])?;
@@ -132,7 +132,7 @@ impl Bench {
                 }
             };
             let places = vec![Some(self.tensor(&memory)?), Some(self.tensor(&memory)?)];
-            return Ok(Work {
+            return Ok(SingleNodeGraph {
                 graph,
                 nodes,
                 places,

@@ -3,7 +3,7 @@
 use super::format::{Calls, Format, Ids, JsonCalls, NamedCalls, TaggedCalls};
 use super::{ArgumentKind, argument_kind};
 use crate::message::Tool;
-use samite_grammar::{Grammar, Part, Trigger};
+use samite_grammar::{Grammar, GrammarPart, Trigger};
 use serde_json::{Map, Value};
 
 /// A grammar of tool calls.
@@ -35,35 +35,41 @@ impl Format {
             Calls::Tagged(calls) => tagged_calls(calls, tools, many),
             _ => return None,
         };
-        let hidden = Part::Repeat {
-            part: Box::new(Part::Sequence(vec![words(self.hidden), space()])),
+        let hidden = GrammarPart::Repeat {
+            part: Box::new(GrammarPart::Sequence(vec![words(self.hidden), space()])),
             least: 0,
             most: Some(self.hidden.len() as u32),
         };
         let parts = vec![space(), part, space(), hidden];
         Some(CallGrammar {
-            grammar: Grammar::parts(Part::Sequence(parts)),
+            grammar: Grammar::parts(GrammarPart::Sequence(parts)),
             triggers,
         })
     }
 
-    fn json_calls(&self, calls: &JsonCalls, tools: &[Tool], many: Many) -> (Part, Vec<Trigger>) {
+    fn json_calls(
+        &self,
+        calls: &JsonCalls,
+        tools: &[Tool],
+        many: Many,
+    ) -> (GrammarPart, Vec<Trigger>) {
         let objects = tools.iter().map(|tool| object(calls, self.ids, tool));
-        let object = Part::OneOf(objects.collect());
-        let comma = Part::Sequence(vec![space(), Part::text(","), space()]);
-        let list = Part::Sequence(vec![
-            Part::text("["),
+        let object = GrammarPart::OneOf(objects.collect());
+        let comma = GrammarPart::Sequence(vec![space(), GrammarPart::text(","), space()]);
+        let list = GrammarPart::Sequence(vec![
+            GrammarPart::text("["),
             space(),
             many.repeat(object.clone(), comma),
             space(),
-            Part::text("]"),
+            GrammarPart::text("]"),
         ]);
         // Several calls without a list are between marks, or have a separator.
         let objects = match (calls.separator, calls.close) {
-            ("", []) => Part::OneOf(vec![object, list]),
-            ("", _) => Part::OneOf(vec![many.repeat(object, Part::text("\n")), list]),
+            ("", []) => GrammarPart::OneOf(vec![object, list]),
+            ("", _) => GrammarPart::OneOf(vec![many.repeat(object, GrammarPart::text("\n")), list]),
             (separator, _) => {
-                let between = Part::Sequence(vec![space(), Part::text(separator), space()]);
+                let between =
+                    GrammarPart::Sequence(vec![space(), GrammarPart::text(separator), space()]);
                 many.repeat(object, between)
             }
         };
@@ -71,21 +77,25 @@ impl Format {
         if !calls.open.is_empty() {
             let open = words(calls.open);
             let open = if calls.is_bare {
-                Part::optional(open)
+                GrammarPart::optional(open)
             } else {
                 open
             };
             call.splice(0..0, [open, space()]);
         }
         if !calls.close.is_empty() {
-            let close = Part::Sequence(vec![space(), words(calls.close)]);
+            let close = GrammarPart::Sequence(vec![space(), words(calls.close)]);
             // Some closing marks end the answer and are not part of it.
             let is_end = calls.close.iter().all(|mark| self.hidden.contains(mark));
-            call.push(if is_end { Part::optional(close) } else { close });
+            call.push(if is_end {
+                GrammarPart::optional(close)
+            } else {
+                close
+            });
         }
         let call = match calls.separator {
-            "" => many.repeat(Part::Sequence(call), space()),
-            _ => Part::Sequence(call),
+            "" => many.repeat(GrammarPart::Sequence(call), space()),
+            _ => GrammarPart::Sequence(call),
         };
         let mut triggers: Vec<Trigger> = calls.open.iter().map(|mark| word(mark)).collect();
         if calls.is_bare {
@@ -106,119 +116,130 @@ struct Many {
 
 impl Many {
     /// Returns one call or more, with `between` them.
-    fn repeat(self, call: Part, between: Part) -> Part {
+    fn repeat(self, call: GrammarPart, between: GrammarPart) -> GrammarPart {
         if !self.is_parallel {
             return call;
         }
-        let further = Part::Sequence(vec![between, call.clone()]);
-        let further = Part::Repeat {
+        let further = GrammarPart::Sequence(vec![between, call.clone()]);
+        let further = GrammarPart::Repeat {
             part: Box::new(further),
             least: 0,
             most: None,
         };
-        Part::Sequence(vec![call, further])
+        GrammarPart::Sequence(vec![call, further])
     }
 }
 
-fn space() -> Part {
-    Part::optional(Part::Regex(r"[ \t\r\n]{1,8}".to_owned()))
+fn space() -> GrammarPart {
+    GrammarPart::optional(GrammarPart::Regex(r"[ \t\r\n]{1,8}".to_owned()))
 }
 
-fn words(words: &[&str]) -> Part {
-    Part::OneOf(words.iter().map(|word| Part::text(*word)).collect())
+fn words(words: &[&str]) -> GrammarPart {
+    GrammarPart::OneOf(words.iter().map(|word| GrammarPart::text(*word)).collect())
 }
 
-fn quoted(text: &str) -> Part {
-    Part::Text(Value::from(text).to_string())
+fn quoted(text: &str) -> GrammarPart {
+    GrammarPart::Text(Value::from(text).to_string())
 }
 
-fn arguments(tool: &Tool) -> Part {
-    Part::Json(tool.function.parameters.clone())
+fn arguments(tool: &Tool) -> GrammarPart {
+    GrammarPart::Json(tool.function.parameters.clone())
 }
 
-fn id(ids: Ids) -> Part {
+fn id(ids: Ids) -> GrammarPart {
     let expression = match ids {
         Ids::Nine => "[A-Za-z0-9]{9}",
         Ids::Made | Ids::Text => "[A-Za-z0-9_-]{1,40}",
     };
-    Part::Regex(expression.to_owned())
+    GrammarPart::Regex(expression.to_owned())
 }
 
-fn section(marks: Option<(&str, &str)>, inside: Part) -> Part {
+fn section(marks: Option<(&str, &str)>, inside: GrammarPart) -> GrammarPart {
     match marks {
-        Some((open, close)) => Part::Sequence(vec![
-            Part::text(open),
+        Some((open, close)) => GrammarPart::Sequence(vec![
+            GrammarPart::text(open),
             space(),
             inside,
             space(),
-            Part::text(close),
+            GrammarPart::text(close),
         ]),
         None => inside,
     }
 }
 
 /// Returns the JSON object of a call.
-fn object(calls: &JsonCalls, ids: Ids, tool: &Tool) -> Part {
+fn object(calls: &JsonCalls, ids: Ids, tool: &Tool) -> GrammarPart {
     let keys = &calls.keys;
     let key = |names: &[&str]| {
         let names = names.iter().map(|name| quoted(name));
-        let colon = Part::Sequence(vec![space(), Part::text(":"), space()]);
-        Part::Sequence(vec![Part::OneOf(names.collect()), colon])
+        let colon = GrammarPart::Sequence(vec![space(), GrammarPart::text(":"), space()]);
+        GrammarPart::Sequence(vec![GrammarPart::OneOf(names.collect()), colon])
     };
-    let comma = || Part::Sequence(vec![space(), Part::text(","), space()]);
-    let mut parts = vec![Part::text("{"), space()];
+    let comma = || GrammarPart::Sequence(vec![space(), GrammarPart::text(","), space()]);
+    let mut parts = vec![GrammarPart::text("{"), space()];
     if keys.name_is_key {
         parts.push(key(&[&tool.function.name]));
         parts.push(arguments(tool));
     } else {
-        let id = Part::Sequence(vec![
+        let id = GrammarPart::Sequence(vec![
             key(keys.id),
-            Part::text("\""),
+            GrammarPart::text("\""),
             id(ids),
-            Part::text("\""),
+            GrammarPart::text("\""),
         ]);
         if !keys.id_is_last {
-            let first = Part::Sequence(vec![id.clone(), comma()]);
-            parts.push(Part::optional(first));
+            let first = GrammarPart::Sequence(vec![id.clone(), comma()]);
+            parts.push(GrammarPart::optional(first));
         }
         parts.extend([key(keys.name), quoted(&tool.function.name), comma()]);
         parts.extend([key(keys.arguments), arguments(tool)]);
         if keys.id_is_last {
-            parts.push(Part::optional(Part::Sequence(vec![comma(), id])));
+            parts.push(GrammarPart::optional(GrammarPart::Sequence(vec![
+                comma(),
+                id,
+            ])));
         }
     }
-    parts.extend([space(), Part::text("}")]);
-    Part::Sequence(parts)
+    parts.extend([space(), GrammarPart::text("}")]);
+    GrammarPart::Sequence(parts)
 }
 
-fn named_calls(calls: &NamedCalls, ids: Ids, tools: &[Tool], many: Many) -> (Part, Vec<Trigger>) {
+fn named_calls(
+    calls: &NamedCalls,
+    ids: Ids,
+    tools: &[Tool],
+    many: Many,
+) -> (GrammarPart, Vec<Trigger>) {
     let call = |tool: &Tool| {
-        let mut parts = vec![Part::text(calls.open)];
+        let mut parts = vec![GrammarPart::text(calls.open)];
         if let Some(end) = calls.id_end {
-            parts.extend([id(ids), Part::text(end)]);
+            parts.extend([id(ids), GrammarPart::text(end)]);
         }
         match ids {
             // The name is part of the ID.
             Ids::Text => parts.extend([
-                Part::optional(Part::text("functions.")),
-                Part::text(tool.function.name.as_str()),
-                Part::text(":"),
-                Part::Regex("[0-9]{1,3}".to_owned()),
+                GrammarPart::optional(GrammarPart::text("functions.")),
+                GrammarPart::text(tool.function.name.as_str()),
+                GrammarPart::text(":"),
+                GrammarPart::Regex("[0-9]{1,3}".to_owned()),
             ]),
-            _ => parts.push(Part::text(tool.function.name.as_str())),
+            _ => parts.push(GrammarPart::text(tool.function.name.as_str())),
         }
         if let Some(open) = calls.id_open {
-            let id = Part::Sequence(vec![Part::text(open), id(ids)]);
-            parts.push(Part::optional(id));
+            let id = GrammarPart::Sequence(vec![GrammarPart::text(open), id(ids)]);
+            parts.push(GrammarPart::optional(id));
         }
-        parts.extend([Part::text(calls.middle), Part::text(calls.fence)]);
+        parts.extend([
+            GrammarPart::text(calls.middle),
+            GrammarPart::text(calls.fence),
+        ]);
         parts.push(arguments(tool));
         if !calls.close.is_empty() {
             parts.push(words(calls.close));
         }
-        Part::Sequence(parts)
+        GrammarPart::Sequence(parts)
     };
-    let call = Part::OneOf(tools.iter().map(call).collect());
+    let call = GrammarPart::OneOf(tools.iter().map(call).collect());
     let trigger = calls.section.map_or(calls.open, |(open, _)| open);
     (
         section(calls.section, many.repeat(call, space())),
@@ -226,34 +247,35 @@ fn named_calls(calls: &NamedCalls, ids: Ids, tools: &[Tool], many: Many) -> (Par
     )
 }
 
-fn tagged_calls(calls: &TaggedCalls, tools: &[Tool], many: Many) -> (Part, Vec<Trigger>) {
+fn tagged_calls(calls: &TaggedCalls, tools: &[Tool], many: Many) -> (GrammarPart, Vec<Trigger>) {
     let call = |tool: &Tool| {
         let mut parts = vec![
-            Part::text(calls.open),
-            Part::text(tool.function.name.as_str()),
-            Part::text(calls.name_end),
+            GrammarPart::text(calls.open),
+            GrammarPart::text(tool.function.name.as_str()),
+            GrammarPart::text(calls.name_end),
         ];
         if !calls.head_end.is_empty() {
-            let index = Part::Regex(r#" index="[0-9]{1,3}""#.to_owned());
-            parts.push(Part::optional(index));
-            parts.push(Part::text(calls.head_end));
+            let index = GrammarPart::Regex(r#" index="[0-9]{1,3}""#.to_owned());
+            parts.push(GrammarPart::optional(index));
+            parts.push(GrammarPart::text(calls.head_end));
         }
         let schema = tool.function.parameters.as_object();
         let properties = schema.and_then(|schema| schema.get("properties")?.as_object());
         let required = schema.and_then(|schema| schema.get("required")?.as_array());
         for (name, property) in properties.into_iter().flatten() {
             let is_required = required.is_some_and(|names| names.iter().any(|known| known == name));
-            let argument = Part::Sequence(vec![space(), argument(calls, name, property, schema)]);
+            let argument =
+                GrammarPart::Sequence(vec![space(), argument(calls, name, property, schema)]);
             parts.push(if is_required {
                 argument
             } else {
-                Part::optional(argument)
+                GrammarPart::optional(argument)
             });
         }
-        parts.extend([space(), Part::text(calls.close)]);
-        Part::Sequence(parts)
+        parts.extend([space(), GrammarPart::text(calls.close)]);
+        GrammarPart::Sequence(parts)
     };
-    let call = Part::OneOf(tools.iter().map(call).collect());
+    let call = GrammarPart::OneOf(tools.iter().map(call).collect());
     // Some formats put each call into a section, others all calls into one.
     let part = match calls.section {
         Some(_) if calls.close.is_empty() => many.repeat(section(calls.section, call), space()),
@@ -270,12 +292,12 @@ fn argument(
     name: &str,
     property: &Value,
     schema: Option<&Map<String, Value>>,
-) -> Part {
+) -> GrammarPart {
     let close = calls.value_close.replace("{}", name);
     let mut parts = vec![
-        Part::text(calls.key_open),
-        Part::text(name),
-        Part::text(calls.key_end),
+        GrammarPart::text(calls.key_open),
+        GrammarPart::text(name),
+        GrammarPart::text(calls.key_end),
     ];
     // A schema without these keywords also allows texts. With them, only JSON is certain to match
     // it.
@@ -288,29 +310,32 @@ fn argument(
         ArgumentKind::Unknown => !says_more,
     };
     if let Some(mark) = calls.is_text {
-        parts.push(Part::text(" "));
+        parts.push(GrammarPart::text(" "));
         parts.push(match (is_text, mark.split_once('=')) {
             (false, Some(("type", _))) => {
-                Part::Regex("type=\"(number|integer|boolean|object|array|null)\"".to_owned())
+                GrammarPart::Regex("type=\"(number|integer|boolean|object|array|null)\"".to_owned())
             }
-            (false, Some((key, _))) => Part::Text(format!("{key}=\"false\"")),
-            _ => Part::text(mark),
+            (false, Some((key, _))) => GrammarPart::Text(format!("{key}=\"false\"")),
+            _ => GrammarPart::text(mark),
         });
     }
-    parts.push(Part::text(calls.key_head_end));
+    parts.push(GrammarPart::text(calls.key_head_end));
     if !calls.value_open.is_empty() {
-        parts.extend([space(), Part::text(calls.value_open)]);
+        parts.extend([space(), GrammarPart::text(calls.value_open)]);
     }
     let choices = property.get("enum").and_then(Value::as_array);
     match (is_text, choices) {
         (true, Some(choices)) if choices.iter().all(Value::is_string) => {
-            let texts = choices.iter().filter_map(Value::as_str).map(Part::text);
+            let texts = choices
+                .iter()
+                .filter_map(Value::as_str)
+                .map(GrammarPart::text);
             // All white space but one newline is part of the text.
-            let line_end = || Part::optional(Part::text("\n"));
-            parts.extend([line_end(), Part::OneOf(texts.collect()), line_end()]);
-            parts.push(Part::Text(close));
+            let line_end = || GrammarPart::optional(GrammarPart::text("\n"));
+            parts.extend([line_end(), GrammarPart::OneOf(texts.collect()), line_end()]);
+            parts.push(GrammarPart::Text(close));
         }
-        (true, _) => parts.push(Part::Through(close)),
+        (true, _) => parts.push(GrammarPart::Through(close)),
         (false, _) => {
             let mut property = property.clone();
             // References resolve against the schema of all arguments.
@@ -320,10 +345,15 @@ fn argument(
                     keywords.insert(word.to_owned(), definitions.clone());
                 }
             }
-            parts.extend([space(), Part::Json(property), space(), Part::Text(close)]);
+            parts.extend([
+                space(),
+                GrammarPart::Json(property),
+                space(),
+                GrammarPart::Text(close),
+            ]);
         }
     }
-    Part::Sequence(parts)
+    GrammarPart::Sequence(parts)
 }
 
 fn word(mark: &str) -> Trigger {

@@ -11,7 +11,7 @@ const BOUNDARIES: [&str; 7] = ["and", "or", "not", "in", "if", "else", "recursiv
 
 /// Code between two brackets.
 #[derive(Default)]
-struct Level {
+struct BracketLevel {
     done: String,
     /// Operand that is being read.
     operand: String,
@@ -19,7 +19,7 @@ struct Level {
     is_concat: bool,
 }
 
-impl Level {
+impl BracketLevel {
     fn end_operand(&mut self, is_concat: bool) {
         let operand = self.operand.trim();
         if is_concat && !operand.is_empty() {
@@ -84,7 +84,7 @@ pub(super) fn wrap(tag: &str) -> Option<String> {
     let body = inside.get(2..)?;
     let trimmed = body.trim_end_matches(['-', '+']);
     let control = body.len() - body.trim_start_matches(['-', '+']).len();
-    let mut levels = vec![Level::default()];
+    let mut levels = vec![BracketLevel::default()];
     let mut brackets = Vec::new();
     // The first word of a statement is not an operand.
     let mut is_first = end == "%}";
@@ -101,7 +101,7 @@ pub(super) fn wrap(tag: &str) -> Option<String> {
         match c {
             '(' | '[' | '{' => {
                 brackets.push(c);
-                levels.push(Level::default());
+                levels.push(BracketLevel::default());
             }
             ')' | ']' | '}' => {
                 let mut inner = levels.pop()?;

@@ -1,7 +1,7 @@
 //! Semantic checks of a grammar: it must derive finite texts and must not be too large.
 
 use super::parse::error;
-use super::{Gbnf, Kind, Node, Place};
+use super::{Gbnf, GbnfNode, Kind, SourcePosition};
 use crate::error::Result;
 
 /// Maximum number of characters, tokens and references, each counted as often as it can be
@@ -18,7 +18,7 @@ pub(super) fn check(grammar: &Gbnf) -> Result<()> {
 /// rule.
 pub(super) fn fixpoint(
     grammar: &Gbnf,
-    holds: impl Fn(&Node, &dyn Fn(usize) -> bool) -> bool,
+    holds: impl Fn(&GbnfNode, &dyn Fn(usize) -> bool) -> bool,
 ) -> Vec<bool> {
     let mut found = vec![false; grammar.rules.len()];
     loop {
@@ -36,7 +36,7 @@ pub(super) fn fixpoint(
 }
 
 /// Returns whether a node derives the empty text.
-pub(super) fn is_nullable(node: &Node, of_rule: &dyn Fn(usize) -> bool) -> bool {
+pub(super) fn is_nullable(node: &GbnfNode, of_rule: &dyn Fn(usize) -> bool) -> bool {
     match &node.kind {
         Kind::Chars(_) | Kind::Token { .. } => false,
         Kind::Sequence(items) => items.iter().all(|item| is_nullable(item, of_rule)),
@@ -47,7 +47,7 @@ pub(super) fn is_nullable(node: &Node, of_rule: &dyn Fn(usize) -> bool) -> bool 
 }
 
 /// Returns whether a node derives any finite text.
-fn has_end(node: &Node, of_rule: &dyn Fn(usize) -> bool) -> bool {
+fn has_end(node: &GbnfNode, of_rule: &dyn Fn(usize) -> bool) -> bool {
     match &node.kind {
         Kind::Chars(_) | Kind::Token { .. } => true,
         Kind::Sequence(items) => items.iter().all(|item| has_end(item, of_rule)),
@@ -78,7 +78,7 @@ fn check_ends(grammar: &Gbnf) -> Result<()> {
 }
 
 fn check_size(grammar: &Gbnf) -> Result<()> {
-    fn size(node: &Node) -> u64 {
+    fn size(node: &GbnfNode) -> u64 {
         match &node.kind {
             Kind::Chars(_) | Kind::Token { .. } | Kind::Rule(_) => 1,
             Kind::Sequence(nodes) | Kind::Choice(nodes) => nodes
@@ -101,7 +101,7 @@ fn check_size(grammar: &Gbnf) -> Result<()> {
 }
 
 /// Collects the rules with which a node can begin.
-fn beginnings(node: &Node, nullable: &[bool], found: &mut Vec<(usize, Place)>) {
+fn beginnings(node: &GbnfNode, nullable: &[bool], found: &mut Vec<(usize, SourcePosition)>) {
     match &node.kind {
         Kind::Chars(_) | Kind::Token { .. } => {}
         Kind::Rule(rule) => found.push((*rule, node.place)),
@@ -124,7 +124,7 @@ fn beginnings(node: &Node, nullable: &[bool], found: &mut Vec<(usize, Place)>) {
 
 fn check_left_recursion(grammar: &Gbnf) -> Result<()> {
     let nullable = fixpoint(grammar, is_nullable);
-    let next: Vec<Vec<(usize, Place)>> = grammar
+    let next: Vec<Vec<(usize, SourcePosition)>> = grammar
         .rules
         .iter()
         .map(|rule| {
@@ -179,7 +179,7 @@ fn check_left_recursion(grammar: &Gbnf) -> Result<()> {
 
 /// Returns for each rule whether it is recursive.
 pub(super) fn recursive(grammar: &Gbnf) -> Vec<bool> {
-    fn used(node: &Node, found: &mut Vec<usize>) {
+    fn used(node: &GbnfNode, found: &mut Vec<usize>) {
         match &node.kind {
             Kind::Chars(_) | Kind::Token { .. } => {}
             Kind::Rule(rule) => found.push(*rule),

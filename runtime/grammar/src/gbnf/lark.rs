@@ -2,7 +2,7 @@
 
 use super::lexemes::Lexemes;
 use super::parse::error;
-use super::{Gbnf, Kind, Node, TokenName};
+use super::{Gbnf, GbnfNode, Kind, TokenName};
 use crate::error::Result;
 use samite_text::Tokenizer;
 use std::fmt::Write;
@@ -15,7 +15,7 @@ fn check_depth(
     grammar: &Gbnf,
     lexemes: &Lexemes,
     rule: usize,
-    node: &Node,
+    node: &GbnfNode,
     depth: usize,
     seen: &mut [bool],
 ) -> Result<()> {
@@ -92,7 +92,7 @@ struct Printer<'g> {
 }
 
 impl Printer<'_> {
-    fn node(&mut self, node: &Node) -> Result<()> {
+    fn node(&mut self, node: &GbnfNode) -> Result<()> {
         if let Some(number) = self.lexemes.index_of(node) {
             let lexeme = &self.lexemes.all[number];
             let _ = match (lexeme.expression.as_str(), lexeme.automaton.is_nullable) {
@@ -126,7 +126,7 @@ impl Printer<'_> {
         Ok(())
     }
 
-    fn list(&mut self, nodes: &[Node], between: &str) -> Result<()> {
+    fn list(&mut self, nodes: &[GbnfNode], between: &str) -> Result<()> {
         if nodes.is_empty() {
             self.text.push_str("\"\"");
             return Ok(());
@@ -142,7 +142,7 @@ impl Printer<'_> {
         Ok(())
     }
 
-    fn token(&self, token: &TokenName, node: &Node) -> Result<u32> {
+    fn token(&self, token: &TokenName, node: &GbnfNode) -> Result<u32> {
         let Some(vocabulary) = self.vocabulary else {
             return Ok(0);
         };
@@ -180,13 +180,13 @@ fn repeats(least: u32, most: Option<u32>) -> String {
 }
 
 /// Returns the regular expression of a node, with references replaced by their rules.
-pub fn expression(grammar: &Gbnf, node: &Node) -> String {
+pub fn expression(grammar: &Gbnf, node: &GbnfNode) -> String {
     let mut text = String::new();
     write_expression(grammar, node, &mut text);
     text
 }
 
-fn write_expression(grammar: &Gbnf, node: &Node, text: &mut String) {
+fn write_expression(grammar: &Gbnf, node: &GbnfNode, text: &mut String) {
     match &node.kind {
         Kind::Chars(set) => {
             let ranges = set.ranges();

@@ -10,7 +10,7 @@ use super::charset::Bytes;
 use super::check::recursive;
 use super::lark::expression;
 use super::nfa::Nfa;
-use super::{Gbnf, Kind, Node};
+use super::{Gbnf, GbnfNode, Kind};
 use std::collections::BTreeMap;
 
 /// Maximum nesting depth of a lexeme, including referenced rules.
@@ -38,7 +38,7 @@ pub struct Lexeme {
 
 impl Lexemes {
     /// Returns the index of a node's lexeme, if it is one.
-    pub fn index_of(&self, node: &Node) -> Option<usize> {
+    pub fn index_of(&self, node: &GbnfNode) -> Option<usize> {
         self.of_node[node.id]
     }
 }
@@ -112,7 +112,7 @@ pub fn choose(grammar: &Gbnf) -> Lexemes {
 }
 
 /// Collects the rules of unknown extent that a node refers to.
-fn needed(node: &Node, has_extent: &[bool], missing: &mut Vec<usize>) {
+fn needed(node: &GbnfNode, has_extent: &[bool], missing: &mut Vec<usize>) {
     match &node.kind {
         Kind::Chars(_) | Kind::Token { .. } => {}
         Kind::Rule(rule) if has_extent[*rule] => {}
@@ -126,7 +126,7 @@ fn needed(node: &Node, has_extent: &[bool], missing: &mut Vec<usize>) {
     }
 }
 
-fn extent(node: &Node, rules: &[Extent]) -> Extent {
+fn extent(node: &GbnfNode, rules: &[Extent]) -> Extent {
     let (depth, size) = match &node.kind {
         Kind::Chars(_) => (0, 1),
         Kind::Token { .. } => return None,
@@ -169,7 +169,7 @@ impl Collector<'_> {
         }
     }
 
-    fn node(&mut self, node: &Node, todo: &mut Vec<usize>) {
+    fn node(&mut self, node: &GbnfNode, todo: &mut Vec<usize>) {
         let is_whole = !self.divided[node.id] || matches!(node.kind, Kind::Chars(_));
         if is_whole && extent(node, self.rules).is_some() {
             match Nfa::new(self.grammar, node) {
@@ -187,7 +187,7 @@ impl Collector<'_> {
         }
     }
 
-    fn lexeme(&mut self, node: &Node, automaton: Nfa) {
+    fn lexeme(&mut self, node: &GbnfNode, automaton: Nfa) {
         let expression = expression(self.grammar, node);
         let all = &mut self.lexemes.all;
         let number = *self
@@ -237,7 +237,7 @@ fn find_behind(grammar: &Gbnf, lexemes: &mut Lexemes) {
     }
 }
 
-fn beginning(node: &Node, lexemes: &Lexemes, first: &[Beginning]) -> Beginning {
+fn beginning(node: &GbnfNode, lexemes: &Lexemes, first: &[Beginning]) -> Beginning {
     if let Some(lexeme) = lexemes.index_of(node) {
         let automaton = &lexemes.all[lexeme].automaton;
         return (automaton.first_bytes, automaton.is_nullable);
@@ -277,7 +277,7 @@ fn beginning(node: &Node, lexemes: &Lexemes, first: &[Beginning]) -> Beginning {
 /// Records what follows the lexemes and rules in a node if `after` follows the node. Returns
 /// whether anything was new.
 fn behind(
-    node: &Node,
+    node: &GbnfNode,
     mut after: Bytes,
     lexemes: &mut Lexemes,
     first: &[Beginning],

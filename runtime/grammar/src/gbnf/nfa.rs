@@ -1,7 +1,7 @@
 //! Automata of regular parts of a grammar, used to decide whether they can be lexemes.
 
 use super::charset::{Bytes, CharSet};
-use super::{Gbnf, Kind, Node};
+use super::{Gbnf, GbnfNode, Kind};
 
 /// Maximum number of positions; larger parts do not become lexemes.
 const MAX_POSITIONS: usize = 20_000;
@@ -31,8 +31,8 @@ struct Ends {
 impl Nfa {
     /// Builds the automaton of a node, with references replaced by their rules. Returns `None` if
     /// it is too large.
-    pub fn new(grammar: &Gbnf, node: &Node) -> Option<Self> {
-        let mut builder = Builder {
+    pub fn new(grammar: &Gbnf, node: &GbnfNode) -> Option<Self> {
+        let mut builder = NfaBuilder {
             grammar,
             nfa: Nfa::default(),
             edges: 0,
@@ -85,14 +85,14 @@ impl Nfa {
     }
 }
 
-struct Builder<'g> {
+struct NfaBuilder<'g> {
     grammar: &'g Gbnf,
     nfa: Nfa,
     edges: usize,
 }
 
-impl Builder<'_> {
-    fn part(&mut self, node: &Node) -> Option<Ends> {
+impl NfaBuilder<'_> {
+    fn part(&mut self, node: &GbnfNode) -> Option<Ends> {
         match &node.kind {
             Kind::Chars(set) => {
                 let position = self.nfa.sets.len() as u32;

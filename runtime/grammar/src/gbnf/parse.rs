@@ -1,7 +1,7 @@
 //! GBNF parser.
 
 use super::charset::CharSet;
-use super::{Gbnf, Kind, Node, Place, Rule, TokenName};
+use super::{Gbnf, GbnfNode, Kind, Rule, SourcePosition, TokenName};
 use crate::error::{GrammarError, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ pub(super) fn parse(text: &str) -> Result<Gbnf> {
     }
     let mut parser = Parser {
         rest: text,
-        place: Place { line: 1, column: 1 },
+        place: SourcePosition { line: 1, column: 1 },
         rule: None,
         names: BTreeMap::new(),
         rules: Vec::new(),
@@ -32,14 +32,14 @@ pub(super) fn parse(text: &str) -> Result<Gbnf> {
 
 struct Parser<'t> {
     rest: &'t str,
-    place: Place,
+    place: SourcePosition,
     /// Rule being parsed.
     rule: Option<&'t str>,
     /// Rule numbers by name.
     names: BTreeMap<&'t str, usize>,
     /// For each number: the name, where and in which rule it was first used, and the body once it
     /// has been parsed.
-    rules: Vec<(&'t str, Place, Option<&'t str>, Option<Node>)>,
+    rules: Vec<(&'t str, SourcePosition, Option<&'t str>, Option<GbnfNode>)>,
     nodes: usize,
 }
 
@@ -110,7 +110,7 @@ impl<'t> Parser<'t> {
     }
 
     /// Parses alternatives inside `depth` groups.
-    fn choice(&mut self, depth: usize) -> Result<Node> {
+    fn choice(&mut self, depth: usize) -> Result<GbnfNode> {
         let place = self.place;
         let mut options = vec![self.sequence(depth)?];
         while self.eat("|") {
@@ -124,9 +124,9 @@ impl<'t> Parser<'t> {
         })
     }
 
-    fn sequence(&mut self, depth: usize) -> Result<Node> {
+    fn sequence(&mut self, depth: usize) -> Result<GbnfNode> {
         let start = self.place;
-        let mut items: Vec<Node> = Vec::new();
+        let mut items: Vec<GbnfNode> = Vec::new();
         loop {
             let place = self.place;
             let item = match self.peek() {
@@ -165,7 +165,7 @@ impl<'t> Parser<'t> {
         })
     }
 
-    fn group(&mut self, depth: usize) -> Result<Node> {
+    fn group(&mut self, depth: usize) -> Result<GbnfNode> {
         let start = self.place;
         if depth >= DEEPEST {
             return Err(self.error(format!("more than {DEEPEST} groups in each other")));
@@ -175,7 +175,7 @@ impl<'t> Parser<'t> {
         let inner = self.choice(depth + 1)?;
         if !self.eat(")") {
             let found = self.next_shown();
-            let Place { line, column } = start;
+            let SourcePosition { line, column } = start;
             return Err(self.error(format!(
                 "{found} where ')' was expected, for the '(' at line {line}, column {column}"
             )));
@@ -183,7 +183,7 @@ impl<'t> Parser<'t> {
         Ok(inner)
     }
 
-    fn literal(&mut self) -> Result<Node> {
+    fn literal(&mut self) -> Result<GbnfNode> {
         let start = self.place;
         self.advance();
         let mut characters = Vec::new();
@@ -209,7 +209,7 @@ impl<'t> Parser<'t> {
         })
     }
 
-    fn class(&mut self) -> Result<Node> {
+    fn class(&mut self) -> Result<GbnfNode> {
         let start = self.place;
         self.advance();
         let is_negated = self.eat("^");
@@ -297,7 +297,7 @@ impl<'t> Parser<'t> {
         })
     }
 
-    fn token(&mut self) -> Result<Node> {
+    fn token(&mut self) -> Result<GbnfNode> {
         let start = self.place;
         let is_negated = self.eat("!");
         if !self.eat("<") {
@@ -338,7 +338,7 @@ impl<'t> Parser<'t> {
         Ok(self.node(start, Kind::Token { token, is_negated }))
     }
 
-    fn repeat(&mut self, node: Node) -> Result<Node> {
+    fn repeat(&mut self, node: GbnfNode) -> Result<GbnfNode> {
         let place = self.place;
         let (least, most) = match self.advance() {
             Some('*') => (0, None),
@@ -410,7 +410,7 @@ impl<'t> Parser<'t> {
     }
 
     /// Returns the number of the rule with this name, which is used at `place`.
-    fn number_of(&mut self, name: &'t str, place: Place) -> usize {
+    fn number_of(&mut self, name: &'t str, place: SourcePosition) -> usize {
         let (rules, rule) = (&mut self.rules, self.rule);
         *self.names.entry(name).or_insert_with(|| {
             rules.push((name, place, rule, None));
@@ -418,9 +418,9 @@ impl<'t> Parser<'t> {
         })
     }
 
-    fn node(&mut self, place: Place, kind: Kind) -> Node {
+    fn node(&mut self, place: SourcePosition, kind: Kind) -> GbnfNode {
         self.nodes += 1;
-        Node {
+        GbnfNode {
             id: self.nodes - 1,
             place,
             kind,
@@ -488,7 +488,7 @@ impl<'t> Parser<'t> {
 
 /// Removes duplicate alternatives: they derive no further texts, but the engine would compile and
 /// follow each of them.
-fn distinct(mut options: Vec<Node>) -> Vec<Node> {
+fn distinct(mut options: Vec<GbnfNode>) -> Vec<GbnfNode> {
     let mut seen = BTreeSet::new();
     let is_new: Vec<bool> = options.iter().map(|option| seen.insert(option)).collect();
     let mut is_new = is_new.into_iter();
@@ -500,7 +500,11 @@ fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '-'
 }
 
-pub(super) fn error(place: Place, rule: Option<&str>, message: impl Into<String>) -> GrammarError {
+pub(super) fn error(
+    place: SourcePosition,
+    rule: Option<&str>,
+    message: impl Into<String>,
+) -> GrammarError {
     GrammarError::Gbnf {
         line: place.line,
         column: place.column,

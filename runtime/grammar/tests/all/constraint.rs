@@ -1,7 +1,7 @@
 //! Constraints during generation: ends, tokens by name, clones, rollback.
 
 use crate::common::{CALL, END, OTHER, has, over_bytes, takes, tokenizer};
-use samite_grammar::{Grammar, GrammarConstraint, GrammarVocabulary, Part};
+use samite_grammar::{Grammar, GrammarConstraint, GrammarPart, GrammarVocabulary};
 use samite_text::{Constraint, Rng, Sampler, SamplerParams};
 
 fn byte(c: u8) -> u32 {
@@ -28,7 +28,7 @@ fn allowed(constraint: &mut GrammarConstraint) -> Vec<u32> {
 fn white_space_in_json_has_an_end_in_any_grammar() {
     let schema = serde_json::json!({"type": "object", "properties": {"a": {"type": "integer"}}});
     let whole = Grammar::json_schema(&schema.to_string()).unwrap();
-    for grammar in [whole, Grammar::parts(Part::Json(schema))] {
+    for grammar in [whole, Grammar::parts(GrammarPart::Json(schema))] {
         let constraint = over_bytes(&grammar);
         assert!(takes(&constraint, "{\n  \"a\": 1\n}"));
         for space in ["\t", "\n", " "] {
@@ -50,7 +50,8 @@ fn numbers_in_json_have_an_end_in_any_grammar() {
         let schema = format!(r#"{{"type": "array", "items": {kind}}}"#);
         let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
         let whole = Grammar::json_schema(&schema.to_string()).unwrap();
-        let part = Part::Sequence(vec![Part::text("call: "), Part::Json(schema)]);
+        let part =
+            GrammarPart::Sequence(vec![GrammarPart::text("call: "), GrammarPart::Json(schema)]);
         for (grammar, before) in [(whole, ""), (Grammar::parts(part), "call: ")] {
             let mut constraint = over_bytes(&grammar);
             for character in format!("{before}[{begin}").bytes() {
@@ -81,9 +82,9 @@ fn numbers_in_json_have_an_end_in_any_grammar() {
         &format!("\"{}\"", "3".repeat(200))
     ));
     // Nor are digits in a tool's free text, whose quotes are not JSON's.
-    let part = Part::Sequence(vec![
-        Part::Through("</p>".to_owned()),
-        Part::Json(serde_json::json!({"type": "number"})),
+    let part = GrammarPart::Sequence(vec![
+        GrammarPart::Through("</p>".to_owned()),
+        GrammarPart::Json(serde_json::json!({"type": "number"})),
     ]);
     let text = format!("5\" pipe {}</p>0.5", "3".repeat(200));
     assert!(takes(&over_bytes(&Grammar::parts(part)), &text));
@@ -271,7 +272,7 @@ fn integers_have_an_end_and_are_not_rounded() {
         r#"{"type": ["integer", "null"], "minimum": 0}"#,
     ] {
         let whole = Grammar::json_schema(schema).unwrap();
-        for grammar in [whole, Grammar::parts(Part::Json(integer(schema)))] {
+        for grammar in [whole, Grammar::parts(GrammarPart::Json(integer(schema)))] {
             let constraint = over_bytes(&grammar);
             assert!(takes(&constraint, "1180000000000000123"), "{schema}");
             assert!(!takes(&constraint, &"1".repeat(20)), "{schema}");

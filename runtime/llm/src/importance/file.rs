@@ -1,6 +1,6 @@
 //! Files of importance matrices.
 
-use super::{Entry, ImportanceMatrix, corrupt, field};
+use super::{ImportanceMatrix, InputStatistics, corrupt, field};
 use samite_core::DType;
 use samite_gguf::{
     Error, ErrorKind, GgufFile, LoadMode, Metadata, StringArray, TensorInfo, TensorSpec, Value,
@@ -60,7 +60,7 @@ impl ImportanceMatrix {
             };
             let counts = file.require_tensor(&format!("{weight}{COUNTS}"))?;
             let counts = numbers(file, counts)?;
-            let entry = Entry {
+            let entry = InputStatistics {
                 sums: numbers(file, sums)?,
                 counts: counts
                     .into_iter()
@@ -89,7 +89,7 @@ impl ImportanceMatrix {
                 .0
                 .iter()
                 .map(|bytes| f32::from_le_bytes(*bytes).into());
-            let entry = Entry {
+            let entry = InputStatistics {
                 sums: sums.collect(),
                 // Entries without counts are not divided.
                 counts: vec![calls.max(1) as u64],

@@ -80,7 +80,7 @@ pub(crate) struct WeightPlan {
 }
 
 /// A tensor that the architecture expects and the file has.
-struct Found<'a> {
+struct MatchedTensor<'a> {
     spec: TensorSpec,
     info: &'a TensorInfo,
 }
@@ -90,7 +90,7 @@ fn find_tensors<'a>(
     file: &'a GgufFile,
     arch: &Architecture,
     spec: &Spec,
-) -> Result<Vec<Found<'a>>> {
+) -> Result<Vec<MatchedTensor<'a>>> {
     let in_file = |message: String| Error::model(format!("{}: {message}", file.path().display()));
     let mut found = Vec::new();
     for wanted in spec.tensors() {
@@ -111,7 +111,7 @@ fn find_tensors<'a>(
                 short(wanted.shape)
             )));
         }
-        found.push(Found { spec: wanted, info });
+        found.push(MatchedTensor { spec: wanted, info });
     }
     let known: BTreeSet<&str> = found.iter().map(|f| &*f.info.name).collect();
     if let Some(info) = file
@@ -192,7 +192,9 @@ impl WeightPlan {
             kv,
             displaced: Vec::new(),
         };
-        for ((Found { spec, info }, choice), cut) in found.into_iter().zip(tensors).zip(cuts) {
+        for ((MatchedTensor { spec, info }, choice), cut) in
+            found.into_iter().zip(tensors).zip(cuts)
+        {
             let (choice, displaced) = willing_device(devices, &spec, info, choice)?;
             plan.displaced.extend(displaced);
             let device = devices.get(choice.device);

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 /// A batch slice: some tokens of a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct BatchSlice {
     /// Id of the request.
     pub(super) id: u64,
     pub(super) count: usize,
@@ -31,7 +31,7 @@ impl Engine {
     }
 
     /// Plans the tokens of a batch: first those to decode, then parts of prompts in turn.
-    pub(super) fn plan_batch(&mut self) -> Vec<Part> {
+    pub(super) fn plan_batch(&mut self) -> Vec<BatchSlice> {
         self.batch.clear();
         self.runs_for_batch = 0;
         let can_go_on = |active: &&Active| active.paused.is_none();
@@ -59,7 +59,7 @@ impl Engine {
             self.preempt(youngest);
             writing.retain(|&other| other != id);
         }
-        let mut planned: Vec<Part> = Vec::new();
+        let mut planned: Vec<BatchSlice> = Vec::new();
         let nobody_reads = !self.active.iter().filter(can_go_on).any(Active::is_reading);
         if nobody_reads {
             self.make_drafts(&writing);
@@ -151,7 +151,7 @@ impl Engine {
         marks.filter(|&mark| mark < active.running.n_prompt).min()
     }
 
-    fn add_part(&mut self, planned: &mut Vec<Part>, id: u64, count: usize) {
+    fn add_part(&mut self, planned: &mut Vec<BatchSlice>, id: u64, count: usize) {
         let Some(at) = self.find(id) else { return };
         let active = &self.active[at];
         let tokens = count + active.running.draft.len();
@@ -162,7 +162,7 @@ impl Engine {
     }
 
     /// Adds the next `count` tokens of a request to the batch.
-    pub(super) fn fill_part(&mut self, at: usize, count: usize) -> Part {
+    pub(super) fn fill_part(&mut self, at: usize, count: usize) -> BatchSlice {
         let active = &self.active[at];
         let end = active.decoded + count;
         let is_last = end == active.running.tokens.len();
@@ -177,7 +177,7 @@ impl Engine {
             self.batch
                 .add(active.running.tokens[place], position, &[sequence], wants);
         }
-        Part {
+        BatchSlice {
             id: active.running.id,
             count,
             row: is_last.then(|| self.batch.len() - 1),
@@ -185,7 +185,7 @@ impl Engine {
     }
 
     /// Computes the batch, and processes the tokens that follow.
-    pub(super) fn run_batch(&mut self, planned: Vec<Part>) {
+    pub(super) fn run_batch(&mut self, planned: Vec<BatchSlice>) {
         let start = self.clock.now();
         match self.decode(&planned) {
             Ok(()) => {}
@@ -228,14 +228,14 @@ impl Engine {
     }
 
     /// Computes the batch.
-    pub(super) fn decode(&mut self, planned: &[Part]) -> Result<(), Error> {
+    pub(super) fn decode(&mut self, planned: &[BatchSlice]) -> Result<(), Error> {
         let likeliest = self.likeliest(planned);
         self.context.set_likeliest(likeliest)?;
         self.context.decode_finite(&self.batch)
     }
 
     /// Records which tokens were computed, and processes the tokens that follow.
-    pub(super) fn finish_parts(&mut self, planned: Vec<Part>) {
+    pub(super) fn finish_parts(&mut self, planned: Vec<BatchSlice>) {
         for part in &planned {
             if let Some(at) = self.find(part.id) {
                 self.active[at].decoded += part.count;
@@ -250,7 +250,7 @@ impl Engine {
     /// Returns the k whose top-k suffices for all requests that sample after this batch, or `None`
     /// if a request needs all logits. It is a power of two, to limit the number of different
     /// graphs.
-    fn likeliest(&mut self, planned: &[Part]) -> Option<usize> {
+    fn likeliest(&mut self, planned: &[BatchSlice]) -> Option<usize> {
         let mut most = 0;
         for part in planned.iter().filter(|part| part.row.is_some()) {
             let at = self.find(part.id)?;
@@ -305,7 +305,7 @@ impl Engine {
 
     /// Reports a computed slice, and samples the token after it. Samples further tokens as long as
     /// they equal the drafted ones.
-    fn finish_part(&mut self, part: Part) {
+    fn finish_part(&mut self, part: BatchSlice) {
         let Some(at) = self.find(part.id) else { return };
         let now = self.clock.now();
         let active = &mut self.active[at];
@@ -424,7 +424,7 @@ impl Engine {
 
     /// Fails the requests of a batch after a device failed or the batch was cancelled, and removes
     /// prefixes that the context lost.
-    pub(super) fn batch_failed(&mut self, planned: &[Part], error: &Error) {
+    pub(super) fn batch_failed(&mut self, planned: &[BatchSlice], error: &Error) {
         tracing::error!(%error, requests = planned.len(), "a batch failed");
         self.is_lost |= error.is_lost();
         let now = self.clock.now();

@@ -5,7 +5,7 @@
 //! only requests that fail alone fail.
 
 use super::Engine;
-use super::batch::Part;
+use super::batch::BatchSlice;
 use crate::event::FailureKind;
 use crate::kept::{Kept, common};
 use crate::running::Running;
@@ -19,7 +19,7 @@ impl Engine {
     }
 
     /// Computes the slices of a batch whose logits were not finite one by one.
-    pub(super) fn isolate(&mut self, planned: Vec<Part>) {
+    pub(super) fn isolate(&mut self, planned: Vec<BatchSlice>) {
         tracing::warn!(
             requests = planned.len(),
             "logits are not finite: these requests are computed one by one"
@@ -46,7 +46,7 @@ impl Engine {
 
     /// Computes a slice of a request alone, without a draft. Returns it as part of its own batch,
     /// or `None` if the request has ended.
-    fn decode_alone(&mut self, part: Part) -> Result<Option<Part>, Error> {
+    fn decode_alone(&mut self, part: BatchSlice) -> Result<Option<BatchSlice>, Error> {
         let Some(at) = self.find(part.id) else {
             return Ok(None);
         };

@@ -2,7 +2,7 @@
 
 use super::{Conversation, ConversationError, Reply, Result};
 use crate::CancelToken;
-use crate::chat::{Content, Event};
+use crate::chat::{AnswerEvent, Content};
 use async_channel::Receiver;
 use futures_core::Stream;
 use std::fmt;
@@ -15,11 +15,11 @@ use std::task::{Context, Poll, ready};
 /// Capacity of the event channel; generation blocks while the channel is full.
 const WAITING: usize = 64;
 
-type Job = Box<dyn FnOnce(&mut Conversation) + Send>;
+type ConversationJob = Box<dyn FnOnce(&mut Conversation) + Send>;
 
 /// A conversation in a thread of its own. Dropping it ends an answer in progress.
 pub struct AsyncConversation {
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<ConversationJob>,
     cancel: CancelToken,
 }
 
@@ -36,7 +36,7 @@ impl AsyncConversation {
     /// If the system cannot start another thread.
     pub fn new(mut conversation: Conversation) -> std::io::Result<Self> {
         let cancel = conversation.context().options().cancel.clone();
-        let (jobs, queue) = mpsc::channel::<Job>();
+        let (jobs, queue) = mpsc::channel::<ConversationJob>();
         samite_core::thread_builder()?
             .name("conversation".to_owned())
             .spawn(move || {
@@ -105,7 +105,7 @@ impl Drop for AsyncConversation {
 #[derive(Debug)]
 pub enum AnswerUpdate {
     /// An event of the answer.
-    Event(Event),
+    Event(AnswerEvent),
     /// End of the answer, with the complete reply.
     End(Box<Reply>),
 }

@@ -5,11 +5,11 @@ use crate::chat::{AnswerCall, Message, Tool};
 use serde_json::Value;
 use std::fmt;
 
-type Function = Box<dyn FnMut(Value) -> Result<String, String> + Send>;
+type ToolFunction = Box<dyn FnMut(Value) -> Result<String, String> + Send>;
 
 /// All tools, each with its function if this program executes it.
 #[derive(Default)]
-pub(super) struct Tools(Vec<(Tool, Option<Function>)>);
+pub(super) struct Tools(Vec<(Tool, Option<ToolFunction>)>);
 
 impl fmt::Debug for Tools {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -27,13 +27,13 @@ impl Tools {
         self.0.iter().map(|(tool, _)| tool.clone()).collect()
     }
 
-    fn set(&mut self, tool: Tool, function: Option<Function>) {
+    fn set(&mut self, tool: Tool, function: Option<ToolFunction>) {
         self.0
             .retain(|(known, _)| known.function.name != tool.function.name);
         self.0.push((tool, function));
     }
 
-    fn find(&mut self, name: &str) -> Option<&mut (Tool, Option<Function>)> {
+    fn find(&mut self, name: &str) -> Option<&mut (Tool, Option<ToolFunction>)> {
         self.0
             .iter_mut()
             .find(|(tool, _)| tool.function.name == name)

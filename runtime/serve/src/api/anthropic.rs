@@ -8,7 +8,7 @@ use crate::error::{ApiError, Result};
 use crate::fields::{Fields, TextItems};
 use crate::job::Job;
 use crate::stream::{Frames, Teller};
-use samite_chat::Event as Parsed;
+use samite_chat::AnswerEvent as Parsed;
 use samite_requests::Reason;
 use serde_json::{Map, Value, json};
 

@@ -12,7 +12,7 @@ use crate::fields::{Fields, kind};
 use crate::hub::Hub;
 use crate::job::{ChatExtras, Job};
 use crate::stream::{Frames, Teller};
-use samite_chat::Event as Parsed;
+use samite_chat::AnswerEvent as Parsed;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 

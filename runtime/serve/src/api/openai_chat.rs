@@ -6,7 +6,7 @@ use crate::chance;
 use crate::chat::member;
 use crate::job::Job;
 use crate::stream::{Frames, Teller};
-use samite_chat::Event as Parsed;
+use samite_chat::AnswerEvent as Parsed;
 use serde_json::{Map, Value, json};
 
 /// Sends an answer in the format of chat completions.

@@ -9,7 +9,7 @@ use crate::error::{ApiError, Result};
 use crate::fields::{Fields, TextItems, kind};
 use crate::job::Job;
 use crate::stream::{Frames, Teller};
-use samite_chat::Event as Parsed;
+use samite_chat::AnswerEvent as Parsed;
 use serde_json::{Map, Value, json};
 
 const PARTS: TextItems = TextItems {

@@ -14,10 +14,10 @@ mod hostile;
 mod net;
 mod tasks;
 
-use crate::case::{Case, Outcome};
+use crate::case::{CaseOutcome, SimCase};
 use crate::clock::SimClock;
 use crate::environment::SimFiles;
-use crate::known::{Known, known};
+use crate::known::{KnownModel, known};
 use crate::player::{Player, close};
 use crate::served::{self, Logits, Text, Tokens};
 use crate::world::World;
@@ -42,7 +42,7 @@ const SETTLED: Duration = Duration::from_secs(20);
 type Result<T> = std::result::Result<T, String>;
 
 /// A client's resources on the server.
-struct Loaded {
+struct RemoteClientResources {
     context: Context,
     device: Arc<dyn Device>,
     counter: Counted,
@@ -87,13 +87,13 @@ struct Client {
     token: usize,
     net: Arc<Net>,
     text: Text,
-    loaded: Option<Loaded>,
+    loaded: Option<RemoteClientResources>,
     /// Bytes that no other client has: one secret in memory, and one in weights.
     secrets: [[u8; 16]; 2],
 }
 
 /// Runs a case.
-pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Result<()> {
+pub(crate) fn play(case: &SimCase, world: &Arc<World>, outcome: &mut CaseOutcome) -> Result<()> {
     let mut rng = Rng::new(case.seed_for(5));
     let known = known()?;
     let known = &known[rng.below(known.len())];
@@ -119,7 +119,7 @@ pub(crate) fn play(case: &Case, world: &Arc<World>, outcome: &mut Outcome) -> Re
 
 /// Creates the network with its server, and the folder of the server's store.
 fn network(
-    case: &Case,
+    case: &SimCase,
     world: &Arc<World>,
     clock: &Arc<dyn Clock>,
 ) -> Result<(Arc<Net>, Option<tempfile::TempDir>)> {
@@ -149,7 +149,7 @@ fn network(
 impl Client {
     fn new(
         number: usize,
-        known: &Known,
+        known: &KnownModel,
         net: &Arc<Net>,
         world: &Arc<World>,
         clock: &Arc<dyn Clock>,
@@ -250,7 +250,7 @@ impl Client {
     }
 
     /// Connects, loads the model and replays everything computed so far.
-    fn load(&self) -> Result<Loaded> {
+    fn load(&self) -> Result<RemoteClientResources> {
         let harm = self.net.harm();
         let others = Arc::downgrade(&self.net);
         let devices = bare::connect(
@@ -268,7 +268,7 @@ impl Client {
             .into_iter()
             .next()
             .ok_or("a server without devices")?;
-        Ok(Loaded {
+        Ok(RemoteClientResources {
             context: self.text.load(&device)?,
             counter: Counted::new(&device).map_err(|error| error.to_string())?,
             device,

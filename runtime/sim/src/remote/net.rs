@@ -15,7 +15,7 @@ use samite_core::Device;
 use samite_core::environment::Clock;
 use samite_remote::RemoteServerOptions;
 use samite_remote::bare::{
-    BareServer, Connecting, Messages, Outside, Refusal, Task, Unreachable, Wire, Worker,
+    BareServer, BoxedTask, Connecting, GrpcStatus, Messages, Outside, Unreachable, Wire, Worker,
 };
 use samite_testing::Rng;
 use std::collections::BTreeMap;
@@ -39,11 +39,11 @@ const MAX_EVENTS: usize = 1_000_000;
 /// gRPC status code for lost connections.
 const UNAVAILABLE: i32 = 14;
 
-type Sender = mpsc::UnboundedSender<Result<Vec<u8>, Refusal>>;
+type Sender = mpsc::UnboundedSender<Result<Vec<u8>, GrpcStatus>>;
 
 enum Event {
     /// A message arrives at the server or at the client.
-    Arrives(usize, Way, Result<Vec<u8>, Refusal>),
+    Arrives(usize, Way, Result<Vec<u8>, GrpcStatus>),
     /// End of the message stream.
     Ends(usize, Way),
     /// A connection reaches the server.
@@ -85,7 +85,7 @@ struct Secret {
     bytes: [u8; 16],
 }
 
-struct State {
+struct RemoteNetState {
     rng: Rng,
     /// Events ordered by time, then by a random number, then by a counter, which makes keys unique.
     events: BTreeMap<(Time, u64, u64), Event>,
@@ -120,7 +120,7 @@ pub(crate) struct Net {
     device: Arc<SimDevice>,
     options: RemoteServerOptions,
     tasks: Tasks,
-    state: Mutex<State>,
+    state: Mutex<RemoteNetState>,
 }
 
 impl fmt::Debug for Net {
@@ -140,7 +140,7 @@ impl Net {
         let mut rng = Rng::new(seed);
         let hostile = Hostile::new(rng.bits());
         let tasks = Tasks::new(rng.bits());
-        let state = State {
+        let state = RemoteNetState {
             rng,
             events: BTreeMap::new(),
             count: 0,
@@ -166,7 +166,7 @@ impl Net {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RemoteNetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -247,7 +247,7 @@ impl Net {
     }
 
     /// Sends a message.
-    fn put(&self, line: usize, way: Way, message: Result<Vec<u8>, Refusal>) {
+    fn put(&self, line: usize, way: Way, message: Result<Vec<u8>, GrpcStatus>) {
         if self.lock().lines[line].is_broken {
             return;
         }
@@ -418,7 +418,7 @@ impl Net {
     }
 
     /// Delivers a message to a side.
-    fn give(&self, line: usize, way: Way, message: Result<Vec<u8>, Refusal>) {
+    fn give(&self, line: usize, way: Way, message: Result<Vec<u8>, GrpcStatus>) {
         let mut state = self.lock();
         let end = &mut state.lines[line].ends[way as usize];
         let is_end = message.is_err();
@@ -431,7 +431,7 @@ impl Net {
     }
 
     /// Inspects a message to a client.
-    fn overhear(&self, line: usize, message: &Result<Vec<u8>, Refusal>) {
+    fn overhear(&self, line: usize, message: &Result<Vec<u8>, GrpcStatus>) {
         let mut state = self.lock();
         let state = &mut *state;
         let to = &state.lines[line];
@@ -627,7 +627,7 @@ impl Net {
     }
 }
 
-impl State {
+impl RemoteNetState {
     fn plan(&mut self, at: Time, event: Event) {
         self.count += 1;
         let order = self.rng.bits();
@@ -663,7 +663,7 @@ impl State {
                         if (*line, *other) == (number, way))
                 });
             }
-            let lost = Refusal {
+            let lost = GrpcStatus {
                 code: UNAVAILABLE,
                 text: "the connection is lost".to_owned(),
             };
@@ -686,7 +686,7 @@ impl Outside for SimOutside {
         self.clock.now()
     }
 
-    fn sleep(&self, time: Duration) -> Task {
+    fn sleep(&self, time: Duration) -> BoxedTask {
         let (bell, rings) = oneshot::channel();
         if let Some(net) = self.net.upgrade() {
             let at = net.world.now() + time.as_nanos() as Time;
@@ -723,7 +723,7 @@ impl Outside for SimOutside {
         Ok(())
     }
 
-    fn spawn(&self, task: Task) {
+    fn spawn(&self, task: BoxedTask) {
         if let Some(net) = self.net.upgrade() {
             net.tasks.spawn(self.side, task);
         }

@@ -1,6 +1,6 @@
 //! A single-threaded executor that draws at random which ready task runs next.
 
-use samite_remote::bare::Task;
+use samite_remote::bare::BoxedTask;
 use samite_testing::Rng;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,49 +16,49 @@ pub(crate) enum Side {
 }
 
 /// Set when a task is ready.
-struct Flag(AtomicBool);
+struct ReadyFlag(AtomicBool);
 
-impl Wake for Flag {
+impl Wake for ReadyFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::SeqCst);
     }
 }
 
-struct Entry {
+struct TaskEntry {
     side: Side,
     /// `None` while it runs.
-    task: Option<Task>,
-    flag: Arc<Flag>,
+    task: Option<BoxedTask>,
+    flag: Arc<ReadyFlag>,
 }
 
-struct State {
+struct ExecutorState {
     rng: Rng,
     count: u64,
-    all: BTreeMap<u64, Entry>,
+    all: BTreeMap<u64, TaskEntry>,
 }
 
-pub(crate) struct Tasks(Mutex<State>);
+pub(crate) struct Tasks(Mutex<ExecutorState>);
 
 impl Tasks {
     pub fn new(seed: u64) -> Self {
-        Tasks(Mutex::new(State {
+        Tasks(Mutex::new(ExecutorState {
             rng: Rng::new(seed),
             count: 0,
             all: BTreeMap::new(),
         }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ExecutorState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn spawn(&self, side: Side, task: Task) {
+    pub fn spawn(&self, side: Side, task: BoxedTask) {
         let mut state = self.lock();
         state.count += 1;
-        let entry = Entry {
+        let entry = TaskEntry {
             side,
             task: Some(task),
-            flag: Arc::new(Flag(AtomicBool::new(true))),
+            flag: Arc::new(ReadyFlag(AtomicBool::new(true))),
         };
         let number = state.count;
         state.all.insert(number, entry);
@@ -84,7 +84,7 @@ impl Tasks {
         }
     }
 
-    fn next(&self) -> Option<(u64, Task, Arc<Flag>)> {
+    fn next(&self) -> Option<(u64, BoxedTask, Arc<ReadyFlag>)> {
         let mut state = self.lock();
         let state = &mut *state;
         let ready = state.all.iter().filter(|(_, entry)| entry.task.is_some());

@@ -67,7 +67,7 @@ impl Automaton {
             ascii: Vec::new(),
         };
         let members = automaton.classify(&sets);
-        let mut builder = Builder {
+        let mut builder = AutomatonBuilder {
             sets: &sets,
             members: &members,
             nodes: vec![Node::Match],
@@ -254,13 +254,13 @@ fn collect(tree: &Tree, sets: &mut Vec<CharSet>) {
     }
 }
 
-struct Builder<'a> {
+struct AutomatonBuilder<'a> {
     sets: &'a [CharSet],
     members: &'a [u64],
     nodes: Vec<Node>,
 }
 
-impl Builder<'_> {
+impl AutomatonBuilder<'_> {
     fn push(&mut self, node: Node) -> usize {
         self.nodes.push(node);
         self.nodes.len() - 1

@@ -4,7 +4,7 @@ use super::candidates::Candidates;
 use std::collections::{HashMap, VecDeque};
 
 /// Number of occurrences of each recent token.
-type Counts = HashMap<u32, u32>;
+type TokenCounts = HashMap<u32, u32>;
 
 /// Lowers the logits of recent tokens.
 #[derive(Debug, Clone)]
@@ -14,7 +14,7 @@ pub struct Penalties {
     frequency: f32,
     presence: f32,
     last: VecDeque<u32>,
-    counts: Counts,
+    counts: TokenCounts,
 }
 
 impl Penalties {
@@ -27,7 +27,7 @@ impl Penalties {
             frequency,
             presence,
             last: VecDeque::new(),
-            counts: Counts::new(),
+            counts: TokenCounts::new(),
         }
     }
 
@@ -149,7 +149,7 @@ mod tests {
         for token in [0, 0, 1, 2] {
             penalties.accept(token);
         }
-        assert_eq!(penalties.counts, Counts::from([(1, 1), (2, 1)]));
+        assert_eq!(penalties.counts, TokenCounts::from([(1, 1), (2, 1)]));
         let mut off = Penalties::new(0, 2.0, 1.0, 1.0);
         off.accept(0);
         assert!(off.counts.is_empty());

@@ -7,7 +7,7 @@ use super::kv_rows::{
     BLOCK, DecodeFn, Rows, RowsFn, decode_of, is_loaded, products_of, weighted_sums_of,
 };
 use super::query_block::shows;
-use super::{Extents, Logits, Memory, Operands, element, no_kernel, rows_of, too_large};
+use super::{Extents, Logits, Operands, WorkerScratch, element, no_kernel, rows_of, too_large};
 use crate::detect::{Isa, vectorized};
 use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::reduce::{max_of, sum_of};
@@ -102,7 +102,7 @@ pub(super) fn scratch_alone(node: Node<'_>, threads: usize) -> Option<usize> {
 
 /// Data that tasks need.
 #[derive(Clone, Copy)]
-struct Attention {
+struct DecodeAttention {
     plan: Plan,
     operands: Operands,
     scratch: Scratch,
@@ -117,7 +117,7 @@ type Bias = [f32; BLOCK];
 
 /// One query row of a task.
 #[derive(Clone, Copy, Default)]
-struct Row {
+struct QueryRow {
     head: usize,
     slope: f32,
     /// Weights are `exp(logit - base)`. No logit so far exceeds the base by more than [`SLACK`].
@@ -136,13 +136,13 @@ const LANES: usize = 16;
 
 /// Tokens that are computed one by one although others are computed in blocks.
 #[derive(Clone, Copy)]
-pub(super) struct Alone(Attention);
+pub(super) struct Alone(DecodeAttention);
 
 impl Alone {
     /// Creates the computation for a node, with [`scratch_alone`] bytes of memory.
     pub fn new(context: &KernelContext<'_>, scratch: Scratch) -> Result<Self> {
         let plan = plan(context.node, context.threads, true).ok_or_else(too_large)?;
-        Ok(Alone(Attention::new(context, plan, scratch)?))
+        Ok(Alone(DecodeAttention::new(context, plan, scratch)?))
     }
 
     /// Returns the number of tasks.
@@ -152,7 +152,7 @@ impl Alone {
 
     /// Returns the batch and token of a task.
     pub fn place(&self, task: usize) -> (usize, usize) {
-        let Part { batch, token, .. } = self.0.part(task);
+        let DecodeTask { batch, token, .. } = self.0.decode_task(task);
         (batch, token)
     }
 
@@ -169,7 +169,7 @@ impl Alone {
 pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let extents = Extents::from_node(context.node, 0).ok_or_else(too_large)?;
     let plan = plan(context.node, context.threads, is_whole(extents)).ok_or_else(too_large)?;
-    let attention = Attention::new(context, plan, context.scratch(plan.total)?)?;
+    let attention = DecodeAttention::new(context, plan, context.scratch(plan.total)?)?;
     let rows = extents.rows();
     let tasks = attention.tasks();
     let attend = Phase::new(tasks, extents.work(), move |tasks, worker| {
@@ -196,7 +196,7 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
 }
 
 /// Work of a task: a block of the heads that share a KV head.
-struct Part {
+struct DecodeTask {
     block: usize,
     kv_head: usize,
     split: usize,
@@ -204,11 +204,11 @@ struct Part {
     batch: usize,
 }
 
-impl Attention {
+impl DecodeAttention {
     fn new(context: &KernelContext<'_>, plan: Plan, scratch: Scratch) -> Result<Self> {
         let operands = Operands::new(context)?;
         let (isa, v) = (context.isa, &operands.v);
-        Ok(Attention {
+        Ok(DecodeAttention {
             plan,
             operands,
             scratch,
@@ -233,7 +233,7 @@ impl Attention {
     }
 
     #[inline]
-    fn part(&self, task: usize) -> Part {
+    fn decode_task(&self, task: usize) -> DecodeTask {
         let (plan, extents) = (&self.plan, &self.plan.extents);
         // Rows of all KV heads are adjacent in a cache. Processing them in sequence uses everything
         // that processors prefetch.
@@ -241,7 +241,7 @@ impl Attention {
         let (rest, kv_head) = divide(rest, extents.kv_heads);
         let (rest, split) = divide(rest, plan.splits);
         let (batch, token) = divide(rest, extents.tokens);
-        Part {
+        DecodeTask {
             block,
             kv_head,
             split,
@@ -255,13 +255,13 @@ impl Attention {
     unsafe fn task(&self, task: usize, worker: usize) {
         let (plan, extents, own) = (&self.plan, &self.plan.extents, &self.operands);
         let group = extents.group();
-        let Part {
+        let DecodeTask {
             block,
             kv_head,
             split,
             token,
             batch,
-        } = self.part(task);
+        } = self.decode_task(task);
 
         let first_head = block * plan.head_block;
         let count = plan.head_block.min(group - first_head);
@@ -269,7 +269,7 @@ impl Attention {
         // SAFETY: the plan has room for each worker's part.
         let mut memory = unsafe {
             let at = plan.partials + worker * plan.worker;
-            Memory::new(self.scratch, at, plan.worker / size_of::<f32>())
+            WorkerScratch::new(self.scratch, at, plan.worker / size_of::<f32>())
         };
         let (scores, _) = memory.floats(count * BLOCK).as_chunks_mut::<BLOCK>();
         let (biases, _) = memory.floats(count * BLOCK).as_chunks_mut::<BLOCK>();
@@ -278,7 +278,7 @@ impl Attention {
         let decoded_keys = memory.floats(room(plan.decode_keys, extents.d));
         let decoded_values = memory.floats(room(plan.decode_values, extents.dv));
         sums.fill(0.0);
-        let mut rows = [Row::default(); COLUMNS];
+        let mut rows = [QueryRow::default(); COLUMNS];
         let none = Column {
             x: std::ptr::null(),
             out: std::ptr::null_mut(),
@@ -286,7 +286,7 @@ impl Attention {
         let (mut queries, mut weights) = ([none; COLUMNS], [none; COLUMNS]);
         for (c, scores) in scores.iter_mut().enumerate() {
             let head = kv_head * group + first_head + c;
-            rows[c] = Row {
+            rows[c] = QueryRow {
                 head,
                 slope: own.slopes.for_head(head),
                 base: f32::NEG_INFINITY,
@@ -511,7 +511,7 @@ vectorized! {
     /// values.
     fn soften(
         logits: Logits,
-        rows: &mut [Row],
+        rows: &mut [QueryRow],
         biases: &[Bias],
         scores: &mut [[f32; BLOCK]],
         values: &mut [f32],

@@ -1,8 +1,10 @@
 //! Gradients of attention ([Dao et al. 2022](https://arxiv.org/abs/2205.14135), appendix B.4). The
 //! softmax is recomputed, so the forward pass only needs to keep the operands.
 
-use super::query_block::{Block, Blocks, LANES_STRIDE, Lanes, ROWS, Sums, logit_gradients, soften};
-use super::{Extents, Memory, too_large};
+use super::query_block::{
+    LANES_STRIDE, QueryBlock, QueryBlocks, ROWS, RowLanes, Sums, logit_gradients, soften,
+};
+use super::{Extents, WorkerScratch, too_large};
 use crate::detect::Isa;
 use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::outer::float::{self as outer, Outer, OuterFn};
@@ -28,7 +30,7 @@ fn floats(extents: &Extents) -> Option<usize> {
 #[derive(Clone, Copy)]
 struct Gradient {
     extents: Extents,
-    blocks: Blocks,
+    blocks: QueryBlocks,
     scale: f32,
     isa: Isa,
     g: Operand,
@@ -53,7 +55,7 @@ pub(crate) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
     let extents = Extents::from_node(context.node, 1).ok_or_else(too_large)?;
     let floats = floats(&extents).ok_or_else(too_large)?;
     let bytes = scratch(context.node, context.isa, context.threads).ok_or_else(too_large)?;
-    let blocks = Blocks::new(extents);
+    let blocks = QueryBlocks::new(extents);
     let gradient = Gradient {
         extents,
         blocks,
@@ -117,7 +119,7 @@ impl Gradient {
         let place = [kv_head % kv_heads, 0, kv_head / kv_heads];
         let all_keys = self.extents.rows() * d;
         let all_values = all_keys + d * kv_heads * keys * batch;
-        let to = Parts {
+        let to = KvGradients {
             keys: self.at(all_keys, d, kv_heads, place, keys),
             key_stride: d * kv_heads * size_of::<f32>(),
             values: self.at(all_values, dv, kv_heads, place, keys),
@@ -144,7 +146,7 @@ impl Gradient {
 
 /// Gradients of a head's keys and values. Strides are in bytes.
 #[derive(Clone, Copy)]
-struct Parts {
+struct KvGradients {
     keys: *mut f32,
     key_stride: usize,
     values: *mut f32,
@@ -157,7 +159,7 @@ impl Gradient {
     /// # Safety
     /// See [`Operand`]; block and worker must exist, and `to` must be the gradients of its keys and
     /// values.
-    unsafe fn block(&self, block: Block, worker: usize, to: Parts) {
+    unsafe fn block(&self, block: QueryBlock, worker: usize, to: KvGradients) {
         let Extents {
             d,
             dv,
@@ -168,7 +170,7 @@ impl Gradient {
         } = self.extents;
         let at = worker * self.floats * size_of::<f32>();
         // SAFETY: each worker has this part of the scratch memory.
-        let mut memory = unsafe { Memory::new(self.scratch, at, self.floats) };
+        let mut memory = unsafe { WorkerScratch::new(self.scratch, at, self.floats) };
         let (turned_q, turned_g) = (memory.lanes(d), memory.lanes(dv));
         let (q, g) = (memory.floats(ROWS * d), memory.floats(ROWS * dv));
         let out = memory.floats(ROWS * d);
@@ -190,8 +192,8 @@ impl Gradient {
             }
         }
         let float = size_of::<f32>();
-        let columns = |x: &mut [Lanes]| (x.as_mut_ptr().cast::<f32>(), LANES_STRIDE);
-        let lanes_of = |rows: &[Lanes], from: &Operand, size, (out, out_stride)| Outer {
+        let columns = |x: &mut [RowLanes]| (x.as_mut_ptr().cast::<f32>(), LANES_STRIDE);
+        let lanes_of = |rows: &[RowLanes], from: &Operand, size, (out, out_stride)| Outer {
             rows: rows.as_ptr().cast(),
             row_stride: LANES_STRIDE,
             len: block.lanes(),
@@ -204,7 +206,7 @@ impl Gradient {
             columns: len,
             add: false,
         };
-        let sum_of = |rows: &[f32], size: usize, factors: &[Lanes], out, out_stride| Outer {
+        let sum_of = |rows: &[f32], size: usize, factors: &[RowLanes], out, out_stride| Outer {
             rows: rows.as_ptr().cast(),
             row_stride: size * float,
             len: size,

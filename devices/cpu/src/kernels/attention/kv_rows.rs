@@ -4,13 +4,13 @@
 // Loops over arrays of registers use indices because they must unroll completely.
 #![allow(clippy::needless_range_loop)]
 
-use super::kv_types::{Blocks, Stored};
+use super::kv_types::{BlockRows, Stored};
 use crate::detect::Isa;
 use crate::detect::{choose, compiled};
 use crate::product::Column;
 use crate::simd::float::{Bf16, F16, F32, Vector};
 #[cfg(not(target_arch = "aarch64"))]
-use crate::simd::generic::Lanes;
+use crate::simd::generic::PortableVector;
 use crate::simd::prefetch_here;
 use samite_core::DType;
 use samite_quant::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
@@ -320,7 +320,7 @@ macro_rules! compile {
 }
 
 #[cfg(not(target_arch = "aarch64"))]
-compile!(portable, Lanes);
+compile!(portable, PortableVector);
 #[cfg(target_arch = "x86_64")]
 compile!(avx2, std::arch::x86_64::__m256, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
@@ -341,12 +341,12 @@ pub(crate) fn is_loaded(dtype: DType) -> bool {
 macro_rules! choose_stored {
     ($isa:expr, $dtype:expr, $function:ident) => {
         match $dtype {
-            DType::Q8_0 => compiled!($isa, $function, Blocks<BlockQ8_0>),
-            DType::Q4_0 => compiled!($isa, $function, Blocks<BlockQ4_0>),
-            DType::Q4_1 => compiled!($isa, $function, Blocks<BlockQ4_1>),
-            DType::Q5_0 => compiled!($isa, $function, Blocks<BlockQ5_0>),
-            DType::Q5_1 => compiled!($isa, $function, Blocks<BlockQ5_1>),
-            DType::IQ4_NL => compiled!($isa, $function, Blocks<BlockIq4Nl>),
+            DType::Q8_0 => compiled!($isa, $function, BlockRows<BlockQ8_0>),
+            DType::Q4_0 => compiled!($isa, $function, BlockRows<BlockQ4_0>),
+            DType::Q4_1 => compiled!($isa, $function, BlockRows<BlockQ4_1>),
+            DType::Q5_0 => compiled!($isa, $function, BlockRows<BlockQ5_0>),
+            DType::Q5_1 => compiled!($isa, $function, BlockRows<BlockQ5_1>),
+            DType::IQ4_NL => compiled!($isa, $function, BlockRows<BlockIq4Nl>),
             _ => choose!($isa, $dtype, $function),
         }
     };

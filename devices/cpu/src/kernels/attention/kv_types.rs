@@ -59,9 +59,9 @@ impl<E: Element> Stored for E {
 const LEN: usize = 32;
 
 /// Rows of blocks of [`LEN`] elements.
-pub(crate) struct Blocks<B>(PhantomData<B>);
+pub(crate) struct BlockRows<B>(PhantomData<B>);
 
-impl<B: Loaded> Stored for Blocks<B> {
+impl<B: Loaded> Stored for BlockRows<B> {
     const LINE: usize = LEN;
     const HAS_PARTS: bool = false;
 

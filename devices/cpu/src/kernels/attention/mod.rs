@@ -19,7 +19,7 @@ use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
 
-use crate::kernel::{Kernel, Reason, decodable};
+use crate::kernel::{Kernel, UnsupportedKernel, decodable};
 use crate::simd::math;
 use kv_rows::Rows;
 use samite_core::{DType, Error, Node, Op, Result};
@@ -116,7 +116,7 @@ fn element(operand: &Operand) -> DType {
     }
 }
 
-pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     for source in [1, 2] {
         let layout = node
             .source_layout(source)
@@ -274,17 +274,17 @@ unsafe fn decode_rows(
 }
 
 /// Splits the memory of one worker into parts.
-struct Memory {
+struct WorkerScratch {
     at: *mut f32,
     left: usize,
 }
 
-impl Memory {
+impl WorkerScratch {
     /// # Safety
     /// `floats` numbers from byte `at` of the scratch memory must belong only to the worker while
     /// parts are used.
     unsafe fn new(scratch: Scratch, at: usize, floats: usize) -> Self {
-        Memory {
+        WorkerScratch {
             at: scratch.at(at).cast(),
             left: floats,
         }

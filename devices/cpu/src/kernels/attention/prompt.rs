@@ -3,8 +3,10 @@
 //! the block's tokens are computed one by one.
 
 use super::decode::{Alone, scratch_alone};
-use super::query_block::{Block, Blocks, Class, LANES_STRIDE, Lanes, ROWS, Sums, cap, soften};
-use super::{Extents, Memory, Operands, rows_of, too_large};
+use super::query_block::{
+    Class, LANES_STRIDE, QueryBlock, QueryBlocks, ROWS, RowLanes, Sums, cap, soften,
+};
+use super::{Extents, Operands, WorkerScratch, rows_of, too_large};
 use crate::detect::{Isa, vectorized};
 use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::outer::float::{self as outer, Outer, OuterFn};
@@ -44,9 +46,9 @@ enum Arithmetic {
 
 /// Division of the work.
 #[derive(Clone, Copy)]
-struct Plan {
+struct PrefillPlan {
     extents: Extents,
-    blocks: Blocks,
+    blocks: QueryBlocks,
     /// Number of blocks of a task.
     each: usize,
     arithmetic: Arithmetic,
@@ -61,12 +63,12 @@ struct Plan {
     classes: [usize; 3],
 }
 
-impl Plan {
+impl PrefillPlan {
     /// Returns `None` if it takes too much memory.
     fn new(node: Node<'_>, isa: Isa, threads: usize) -> Option<Self> {
         let extents = Extents::from_node(node, 0)?;
         let Extents { d, dv, .. } = extents;
-        let blocks = Blocks::new(extents);
+        let blocks = QueryBlocks::new(extents);
         let all = blocks.of_a_head().checked_mul(blocks.kv_heads())?;
         let tasks = threads.max(1).checked_mul(ENOUGH_TASKS)?;
         let each = (all / tasks).clamp(1, MAX_BLOCKS);
@@ -92,7 +94,7 @@ impl Plan {
             Some([_, _, 1, masks]) => [masks, blocks.of_tokens(), extents.keys.div_ceil(KEYS)],
             _ => [0; 3],
         };
-        Some(Plan {
+        Some(PrefillPlan {
             extents,
             blocks,
             each,
@@ -105,7 +107,7 @@ impl Plan {
     }
 
     /// Returns the offsets of the parts of the scratch memory.
-    fn parts(&self, node: Node<'_>, threads: usize) -> Option<Parts> {
+    fn parts(&self, node: Node<'_>, threads: usize) -> Option<PrefillScratch> {
         let [masks, tokens, keys] = self.classes;
         let blocks = masks.checked_mul(tokens)?;
         let workers = self.floats.checked_mul(threads)?;
@@ -117,7 +119,7 @@ impl Plan {
             0 => one_by_one,
             _ => one_by_one.checked_add(scratch_alone(node, threads)?)?,
         };
-        Some(Parts {
+        Some(PrefillScratch {
             classes,
             alone,
             one_by_one,
@@ -127,7 +129,7 @@ impl Plan {
 }
 
 /// Parts of the scratch memory after that of the workers.
-struct Parts {
+struct PrefillScratch {
     classes: usize,
     alone: usize,
     one_by_one: usize,
@@ -152,14 +154,14 @@ impl Arithmetic {
 }
 
 pub(super) fn scratch(node: Node<'_>, isa: Isa, threads: usize) -> Option<usize> {
-    let plan = Plan::new(node, isa, threads)?;
+    let plan = PrefillPlan::new(node, isa, threads)?;
     Some(plan.parts(node, threads)?.end)
 }
 
 /// Data that tasks need.
 #[derive(Clone, Copy)]
-struct Attention {
-    plan: Plan,
+struct PrefillAttention {
+    plan: PrefillPlan,
     operands: Operands,
     scratch: Scratch,
     /// Classes of the mask.
@@ -169,16 +171,17 @@ struct Attention {
 }
 
 // SAFETY: addresses, as in `Scratch`.
-unsafe impl Send for Attention {}
+unsafe impl Send for PrefillAttention {}
 // SAFETY: tasks share the addresses. Each phase defines which part a task may read or write.
-unsafe impl Sync for Attention {}
+unsafe impl Sync for PrefillAttention {}
 
 pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
-    let plan = Plan::new(context.node, context.isa, context.threads).ok_or_else(too_large)?;
+    let plan =
+        PrefillPlan::new(context.node, context.isa, context.threads).ok_or_else(too_large)?;
     let parts = plan.parts(context.node, context.threads);
     let parts = parts.ok_or_else(too_large)?;
     let scratch = context.scratch(parts.end)?;
-    let attention = Attention {
+    let attention = PrefillAttention {
         plan,
         operands: Operands::new(context)?,
         scratch,
@@ -225,8 +228,8 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
 }
 
 /// A block with its results so far.
-struct State<'a> {
-    block: Block,
+struct QueryBlockState<'a> {
+    block: QueryBlock,
     sums: Sums,
     /// Transposed queries.
     queries: &'a mut [f32],
@@ -235,19 +238,19 @@ struct State<'a> {
 }
 
 /// Memory that blocks use one after the other.
-struct Shared<'a> {
+struct BlockScratch<'a> {
     /// Decoded keys of the current block.
     keys: &'a mut [f32],
     values: &'a mut [f32],
     /// Queries before rounding. Later logits, which become weights.
-    lanes: &'a mut [Lanes],
+    lanes: &'a mut [RowLanes],
     rounded_keys: &'a mut [f32],
     rounded_values: &'a mut [f32],
     rounded_weights: &'a mut [f32],
 }
 
 /// Rows of keys or values, ready for products: the first row and the stride in bytes.
-type Place = (*const u8, usize);
+type StridedRows = (*const u8, usize);
 
 /// Keys of a block that the mask hides from a block of rows, a bit for each.
 #[derive(Clone, Copy)]
@@ -261,7 +264,7 @@ struct Hidden {
 /// Values of a block of keys, ready for products.
 #[derive(Clone, Copy)]
 struct Values {
-    place: Place,
+    place: StridedRows,
     count: usize,
     /// Keys whose values are known to be finite, a bit for each.
     finite: u64,
@@ -289,13 +292,13 @@ fn bits(mut set: u64) -> impl Iterator<Item = usize> + Clone {
     })
 }
 
-impl Attention {
+impl PrefillAttention {
     /// Writes the classes of a block of tokens.
     ///
     /// # Safety
     /// The block must exist.
     unsafe fn classify(&self, mask: Operand, number: usize, tokens: usize) {
-        let Plan {
+        let PrefillPlan {
             blocks, extents, ..
         } = self.plan;
         let block = blocks.with_tokens(number, tokens);
@@ -315,7 +318,7 @@ impl Attention {
     ///
     /// # Safety
     /// The block must exist, and its classes must be written.
-    unsafe fn are_seen_by_few(&self, block: &Block, mask: Operand) -> bool {
+    unsafe fn are_seen_by_few(&self, block: &QueryBlock, mask: Operand) -> bool {
         let keys = self.plan.extents.keys;
         // SAFETY: guaranteed by the caller.
         let visible = |key: usize| unsafe { self.place(block, key).read().visible };
@@ -350,7 +353,7 @@ impl Attention {
     }
 
     /// Returns the address of the class of a block.
-    fn place(&self, block: &Block, key: usize) -> *mut Class {
+    fn place(&self, block: &QueryBlock, key: usize) -> *mut Class {
         let [masks, tokens, keys] = self.plan.classes;
         let row = block.batch % masks * tokens + self.plan.blocks.tokens_of(block);
         self.classes.wrapping_add(row * keys + key / KEYS)
@@ -361,7 +364,7 @@ impl Attention {
     /// # Safety
     /// The block and the keys must exist, `key` must be the first of a block of keys, and classes
     /// must be written, if there are any.
-    unsafe fn class(&self, block: &Block, key: usize, len: usize) -> Class {
+    unsafe fn class(&self, block: &QueryBlock, key: usize, len: usize) -> Class {
         let class = |visible: usize, changes| Class {
             visible: visible as u8,
             changes,
@@ -384,14 +387,14 @@ impl Attention {
     /// # Safety
     /// See [`Operand`](crate::operand::Operand). Blocks and worker must exist.
     unsafe fn blocks(&self, kv_head: usize, first: usize, worker: usize) {
-        let Plan { blocks, floats, .. } = self.plan;
+        let PrefillPlan { blocks, floats, .. } = self.plan;
         let Extents {
             dv, keys: all_keys, ..
         } = self.plan.extents;
         let own = &self.operands;
         let at = worker * floats * size_of::<f32>();
         // SAFETY: each worker has this part of the scratch memory.
-        let mut memory = unsafe { Memory::new(self.scratch, at, floats) };
+        let mut memory = unsafe { WorkerScratch::new(self.scratch, at, floats) };
         let [
             keys,
             values,
@@ -400,7 +403,7 @@ impl Attention {
             rounded_values,
             rounded_weights,
         ] = self.plan.shared.map(|count| memory.floats(count));
-        let shared = &mut Shared {
+        let shared = &mut BlockScratch {
             keys,
             values,
             lanes: lanes.as_chunks_mut().0,
@@ -409,7 +412,7 @@ impl Attention {
             rounded_weights,
         };
         let end = blocks.of_a_head().min(first + self.plan.each);
-        let mut states: [Option<State<'_>>; MAX_BLOCKS] = from_fn(|i| {
+        let mut states: [Option<QueryBlockState<'_>>; MAX_BLOCKS] = from_fn(|i| {
             let number = first + i;
             let block = (number < end).then(|| blocks.block(kv_head, number))?;
             if self.is_alone(block.batch, blocks.tokens_of(&block)) {
@@ -419,19 +422,19 @@ impl Attention {
             values.fill(0.0);
             // SAFETY: the block exists.
             unsafe { self.turn(block, queries, shared) };
-            Some(State {
+            Some(QueryBlockState {
                 block,
                 sums: Sums::NONE,
                 queries,
                 values,
             })
         });
-        let Block { kv_head, batch, .. } = blocks.block(kv_head, first);
+        let QueryBlock { kv_head, batch, .. } = blocks.block(kv_head, first);
 
         for key in (0..all_keys).step_by(KEYS) {
             let place = [key, kv_head, batch];
             let most = KEYS.min(all_keys - key);
-            let class = |state: &State<'_>| {
+            let class = |state: &QueryBlockState<'_>| {
                 // SAFETY: the keys exist, and the phase before wrote classes.
                 unsafe { self.class(&state.block, key, most) }
             };
@@ -483,7 +486,7 @@ impl Attention {
     ///
     /// # Safety
     /// The block must exist.
-    unsafe fn turn(&self, block: Block, queries: &mut [f32], shared: &mut Shared<'_>) {
+    unsafe fn turn(&self, block: QueryBlock, queries: &mut [f32], shared: &mut BlockScratch<'_>) {
         let (own, d) = (&self.operands, self.plan.extents.d);
         let rows = block
             .places()
@@ -506,7 +509,12 @@ impl Attention {
     ///
     /// # Safety
     /// They must exist, and be at most [`KEYS`].
-    unsafe fn keys(&self, place: [usize; 3], len: usize, shared: &mut Shared<'_>) -> Place {
+    unsafe fn keys(
+        &self,
+        place: [usize; 3],
+        len: usize,
+        shared: &mut BlockScratch<'_>,
+    ) -> StridedRows {
         let (Operands { isa, k, .. }, d) = (&self.operands, self.plan.extents.d);
         let decode = k.dtype() != DType::F32;
         // SAFETY: `len` rows of keys exist from `place`. There is room for `KEYS` rows of `d`,
@@ -533,7 +541,7 @@ impl Attention {
         place: [usize; 3],
         len: usize,
         hidden: Hidden,
-        shared: &mut Shared<'_>,
+        shared: &mut BlockScratch<'_>,
     ) -> Values {
         let (Operands { isa, v, .. }, dv) = (&self.operands, self.plan.extents.dv);
         // Otherwise Int16 would be converted once for every few columns.
@@ -573,7 +581,7 @@ impl Attention {
     }
 
     /// Makes sums NaN if their row sees values that are not finite and were replaced with zeros.
-    fn spoil(&self, state: &mut State<'_>, values: &Values, shared: &Shared<'_>) {
+    fn spoil(&self, state: &mut QueryBlockState<'_>, values: &Values, shared: &BlockScratch<'_>) {
         let weights = &shared.lanes[..values.count];
         let keys = bits(values.not_finite);
         let rows = state.values.chunks_exact_mut(self.plan.extents.dv.max(1));
@@ -592,11 +600,11 @@ impl Attention {
     /// `state` by [`turn`](Self::turn).
     unsafe fn weigh(
         &self,
-        state: &mut State<'_>,
+        state: &mut QueryBlockState<'_>,
         key: usize,
         class: Class,
-        keys: Place,
-        shared: &mut Shared<'_>,
+        keys: StridedRows,
+        shared: &mut BlockScratch<'_>,
     ) -> Hidden {
         let (own, d) = (&self.operands, self.plan.extents.d);
         let (block, len) = (state.block, usize::from(class.visible));
@@ -657,10 +665,10 @@ impl Attention {
     /// `shared` by [`weigh`](Self::weigh).
     unsafe fn add(
         &self,
-        state: &mut State<'_>,
+        state: &mut QueryBlockState<'_>,
         len: usize,
-        values: Place,
-        shared: &mut Shared<'_>,
+        values: StridedRows,
+        shared: &mut BlockScratch<'_>,
     ) {
         let (isa, dv) = (self.operands.isa, self.plan.extents.dv);
         let rows = state.block.rows();

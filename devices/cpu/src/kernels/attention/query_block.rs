@@ -3,7 +3,7 @@
 //! all rows are computed lane by lane. Products are [sums of outer
 //! products](crate::kernels::outer::float), for which no operand needs rearranging.
 
-use super::{Extents, Memory};
+use super::{Extents, WorkerScratch};
 use crate::detect::vectorized;
 use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
@@ -16,24 +16,24 @@ pub(super) const ROWS: usize = 64;
 const NO_KEY: u16 = 0xfc00; // minus infinity as f16
 
 /// A number for each row.
-pub(super) type Lanes = [f32; ROWS];
+pub(super) type RowLanes = [f32; ROWS];
 
 /// Bytes from one key's numbers to the next key's.
-pub(super) const LANES_STRIDE: usize = size_of::<Lanes>();
+pub(super) const LANES_STRIDE: usize = size_of::<RowLanes>();
 
 /// Division of query rows into blocks. A block has some heads, which share a KV head, of some
 /// tokens.
 #[derive(Clone, Copy)]
-pub(super) struct Blocks {
+pub(super) struct QueryBlocks {
     extents: Extents,
     head_block: usize,
     token_block: usize,
 }
 
-impl Blocks {
+impl QueryBlocks {
     pub fn new(extents: Extents) -> Self {
         let head_block = extents.group().clamp(1, ROWS);
-        Blocks {
+        QueryBlocks {
             extents,
             head_block,
             token_block: ROWS / head_block,
@@ -51,19 +51,19 @@ impl Blocks {
         self.extents.tokens.div_ceil(self.token_block)
     }
 
-    /// Returns the index of a block's tokens among [`of_tokens`](Blocks::of_tokens).
-    pub fn tokens_of(&self, block: &Block) -> usize {
+    /// Returns the index of a block's tokens among [`of_tokens`](QueryBlocks::of_tokens).
+    pub fn tokens_of(&self, block: &QueryBlock) -> usize {
         self.block_of(block.first_token)
     }
 
     /// Returns the index of the block of tokens with this token, among
-    /// [`of_tokens`](Blocks::of_tokens).
+    /// [`of_tokens`](QueryBlocks::of_tokens).
     pub fn block_of(&self, token: usize) -> usize {
         token / self.token_block
     }
 
-    /// Returns a block with block of tokens `number` of [`of_tokens`](Blocks::of_tokens).
-    pub fn with_tokens(&self, batch: usize, number: usize) -> Block {
+    /// Returns a block with block of tokens `number` of [`of_tokens`](QueryBlocks::of_tokens).
+    pub fn with_tokens(&self, batch: usize, number: usize) -> QueryBlock {
         let head_blocks = self.extents.group().div_ceil(self.head_block);
         self.block(batch * self.extents.kv_heads, number * head_blocks)
     }
@@ -74,7 +74,7 @@ impl Blocks {
     }
 
     /// Returns block `number` of KV head `kv_head`, which is counted through all batches.
-    pub fn block(&self, kv_head: usize, number: usize) -> Block {
+    pub fn block(&self, kv_head: usize, number: usize) -> QueryBlock {
         let Extents {
             kv_heads, tokens, ..
         } = self.extents;
@@ -82,7 +82,7 @@ impl Blocks {
         let head_blocks = group.div_ceil(self.head_block);
         let first_head = number % head_blocks * self.head_block;
         let first_token = number / head_blocks * self.token_block;
-        Block {
+        QueryBlock {
             kv_head: kv_head % kv_heads,
             batch: kv_head / kv_heads,
             first_head: kv_head % kv_heads * group + first_head,
@@ -95,7 +95,7 @@ impl Blocks {
 
 /// A block. Row `heads * t + h` belongs to token `first_token + t` and head `first_head + h`.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct QueryBlock {
     pub kv_head: usize,
     pub batch: usize,
     first_head: usize,
@@ -113,7 +113,7 @@ pub(super) struct Class {
     pub changes: bool,
 }
 
-impl Block {
+impl QueryBlock {
     /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.heads * self.tokens
@@ -157,7 +157,7 @@ impl Block {
             .flat_map(move |token| heads.clone().map(move |head| (head, token)))
     }
 
-    /// Returns the number of used [`Lanes`]: whole vectors.
+    /// Returns the number of used [`RowLanes`]: whole vectors.
     pub fn lanes(&self) -> usize {
         self.rows().next_multiple_of(16)
     }
@@ -166,13 +166,13 @@ impl Block {
     /// `to[i]`. Lanes without rows are zeros.
     ///
     /// # Safety
-    /// See [`Operand`]. `rows` must yield the addresses of at least [`rows`](Block::rows) rows of
-    /// dense f32 numbers, each of `to.len()` or more.
+    /// See [`Operand`]. `rows` must yield the addresses of at least [`rows`](QueryBlock::rows) rows
+    /// of dense f32 numbers, each of `to.len()` or more.
     pub unsafe fn turn(
         &self,
         rows: impl Iterator<Item = *const f32>,
         factor: f32,
-        to: &mut [Lanes],
+        to: &mut [RowLanes],
     ) {
         if self.rows() < ROWS {
             to.as_flattened_mut().fill(0.0);
@@ -212,7 +212,7 @@ impl Block {
     /// Returns the effect of a mask that all heads share on at most 255 keys from `key`.
     ///
     /// # Safety
-    /// As [`visible`](Block::visible).
+    /// As [`visible`](QueryBlock::visible).
     pub unsafe fn class(&self, mask: Operand, key: usize, len: usize) -> Class {
         // SAFETY: `visible` has the same requirements.
         let visible = unsafe { self.visible(mask, key, len) };
@@ -259,7 +259,7 @@ impl Block {
         mask: Operand,
         slopes: &Slopes,
         key: usize,
-        logits: &mut [Lanes],
+        logits: &mut [RowLanes],
     ) -> u64 {
         let mut hidden = 0;
         for (row, lanes) in self.masks(mask) {
@@ -324,10 +324,10 @@ fn seen(row: &[u16]) -> usize {
 /// The maximum logit of each row so far, and the sum of `exp(logit - max)`.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
-    pub max: Lanes,
-    pub sum: Lanes,
+    pub max: RowLanes,
+    pub sum: RowLanes,
     /// Factor by which the sums before the last block were multiplied.
-    pub factor: Lanes,
+    pub factor: RowLanes,
 }
 
 impl Sums {
@@ -340,7 +340,7 @@ impl Sums {
 
 vectorized! {
     /// Bounds logits: `softcap · tanh(logit)`.
-    pub(super) fn cap(logits: &mut [Lanes], softcap: f32) {
+    pub(super) fn cap(logits: &mut [RowLanes], softcap: f32) {
         for x in logits.as_flattened_mut() {
             *x = softcap * math::tanh(*x);
         }
@@ -349,7 +349,7 @@ vectorized! {
 
 vectorized! {
     /// Turns logits into weights `exp(logit - max)`, and adds them to the sums.
-    pub(super) fn soften(logits: &mut [Lanes], sums: &mut Sums) {
+    pub(super) fn soften(logits: &mut [RowLanes], sums: &mut Sums) {
         let mut max = sums.max;
         for logits in &*logits {
             for (m, x) in max.iter_mut().zip(logits) {
@@ -382,7 +382,11 @@ vectorized! {
 vectorized! {
     /// Divides weights by their sum, and turns the gradients of the softmax into gradients of
     /// logits: `p (g - sum(p g))`.
-    pub(super) fn logit_gradients(shares: &mut [Lanes], gradients: &mut [Lanes], sum: &Lanes) {
+    pub(super) fn logit_gradients(
+        shares: &mut [RowLanes],
+        gradients: &mut [RowLanes],
+        sum: &RowLanes,
+    ) {
         let mut factor = [0.0; ROWS];
         for lane in 0..ROWS {
             // A row that sees no key has no weights.
@@ -403,9 +407,9 @@ vectorized! {
     }
 }
 
-impl Memory {
+impl WorkerScratch {
     /// Returns the next lanes for `count` keys.
-    pub(super) fn lanes<'a>(&mut self, count: usize) -> &'a mut [Lanes] {
+    pub(super) fn lanes<'a>(&mut self, count: usize) -> &'a mut [RowLanes] {
         self.floats(count * ROWS).as_chunks_mut().0
     }
 }

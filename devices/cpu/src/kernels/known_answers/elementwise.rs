@@ -102,7 +102,7 @@ fn functions_of_one_element() {
         &of(Unary::HardSigmoid),
         &[1. / 6., 2.5 / 6., 0.5, 3.5 / 6., 1.],
     );
-    let exact: [(Unary, Function); 8] = [
+    let exact: [(Unary, ScalarFunction); 8] = [
         (Unary::Tanh, f32::tanh),
         (Unary::Exp, f32::exp),
         (Unary::ExpM1, f32::exp_m1),

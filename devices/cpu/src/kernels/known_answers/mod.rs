@@ -9,7 +9,7 @@ use crate::harness::*;
 use samite_core::*;
 
 /// A function of one number.
-type Function = fn(f32) -> f32;
+type ScalarFunction = fn(f32) -> f32;
 
 fn near(got: &[f32], expected: &[f32]) {
     assert_eq!(got.len(), expected.len(), "{got:?}");

@@ -13,7 +13,7 @@ mod product;
 use super::columns::Columns;
 use crate::detect::Isa;
 use crate::kernel::{
-    InputSource, Kernel, KernelContext, Phase, Reason, Scratch, decodable, dense_rows,
+    InputSource, Kernel, KernelContext, Phase, Scratch, UnsupportedKernel, decodable, dense_rows,
 };
 use crate::operand::Operand;
 use crate::product::Column;
@@ -23,20 +23,20 @@ pub(crate) use gated::{are_worth_gating, gated};
 pub(crate) use product::{COLUMNS, ColumnList, Product};
 
 /// Scratch memory of a product.
-struct Plan {
+struct ProductPlan {
     product: Product,
     columns: usize,
     worker: usize,
     total: usize,
 }
 
-fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
+fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<ProductPlan> {
     let x = node.source_layout(1)?;
     let k = x.shape()[0];
     let product = Product::for_node(node, isa)?;
     let columns = Columns::bytes(product.form, x)?;
     let worker = product.worker_bytes(k)?;
-    Some(Plan {
+    Some(ProductPlan {
         product,
         columns,
         worker,
@@ -44,7 +44,7 @@ fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<Plan> {
     })
 }
 
-pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, Reason> {
+pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     let weights = node.source_layout(0).ok_or("there are no weights")?;
     decodable(weights.dtype())?;
     dense_rows(node, 0)?;
@@ -66,7 +66,7 @@ fn place(
     node: Node<'_>,
     x: Operand,
     input: InputSource,
-) -> Result<(Plan, Scratch, Columns)> {
+) -> Result<(ProductPlan, Scratch, Columns)> {
     let plan = plan(node, context.isa, context.threads)
         .ok_or_else(|| Error::shape("mul_mat: the size of its workspace overflows"))?;
     let scratch = context.scratch(plan.total)?;

@@ -7,7 +7,7 @@ use crate::detect::Isa;
 use crate::detect::choose;
 use crate::simd::float::{Bf16, Element, F16, F32, Vector};
 #[cfg(not(target_arch = "aarch64"))]
-use crate::simd::generic::Lanes;
+use crate::simd::generic::PortableVector;
 use samite_core::DType;
 
 /// Number of terms that are added in registers before the sums go back to memory. This part of the
@@ -230,7 +230,7 @@ macro_rules! compile {
 }
 
 #[cfg(not(target_arch = "aarch64"))]
-compile!(portable, Lanes, 1 x 4, 4);
+compile!(portable, PortableVector, 1 x 4, 4);
 #[cfg(target_arch = "x86_64")]
 compile!(avx2, std::arch::x86_64::__m256, 2 x 6, 12, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]

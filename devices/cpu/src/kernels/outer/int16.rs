@@ -133,7 +133,7 @@ unsafe fn round<V: Int16Simd>(rows: *const f32, terms: usize, lanes: usize, to: 
 }
 
 /// Layout of columns of factors.
-trait Columns {
+trait ColumnLayout {
     /// Words from a pair of a column to the next one, and from a scale to the next one.
     const NEXT: usize;
     /// Returns the words from a column's first pair to that of the next column, for this number of
@@ -150,7 +150,7 @@ struct Along;
 /// Adjacent columns.
 struct Beside;
 
-impl Columns for Along {
+impl ColumnLayout for Along {
     const NEXT: usize = 1;
     #[inline(always)]
     fn pairs(groups: usize) -> usize {
@@ -162,7 +162,7 @@ impl Columns for Along {
     }
 }
 
-impl Columns for Beside {
+impl ColumnLayout for Beside {
     const NEXT: usize = BESIDE;
     #[inline(always)]
     fn pairs(_groups: usize) -> usize {
@@ -179,7 +179,7 @@ impl Columns for Beside {
 /// # Safety
 /// As [`Products`], and `outer.lanes` must be a multiple of [`STEP`].
 #[inline(always)]
-unsafe fn sums<V: Int16Simd, X: Columns, const R: usize, const C: usize>(outer: &Outer<'_>) {
+unsafe fn sums<V: Int16Simd, X: ColumnLayout, const R: usize, const C: usize>(outer: &Outer<'_>) {
     const { assert!(STEP.is_multiple_of(R * V::LANES) && C <= 6) };
     for lane in (0..outer.lanes).step_by(R * V::LANES) {
         for column in (0..outer.columns).step_by(C) {
@@ -203,7 +203,7 @@ unsafe fn sums<V: Int16Simd, X: Columns, const R: usize, const C: usize>(outer: 
 /// # Safety
 /// As [`sums`].
 #[inline(always)]
-unsafe fn tile<V: Int16Simd, X: Columns, const R: usize, const C: usize>(
+unsafe fn tile<V: Int16Simd, X: ColumnLayout, const R: usize, const C: usize>(
     outer: &Outer<'_>,
     lane: usize,
     column: usize,
@@ -267,7 +267,7 @@ macro_rules! compile {
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn sums<X: Columns>(outer: &Outer<'_>) {
+            unsafe fn sums<X: ColumnLayout>(outer: &Outer<'_>) {
                 // SAFETY: `outer` satisfies `Products`. This function is compiled with the
                 // instructions of its registers, and `products` only returns it if they were
                 // detected.

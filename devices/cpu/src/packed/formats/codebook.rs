@@ -8,9 +8,9 @@ use super::{four_bits, high, low, number, six_bit_scale};
 use crate::activations::SLAB;
 use crate::activations::int8::Sums;
 use crate::packed::decode::{
-    Bytes, Format, PerGroup, PerGroupWide, PerSlab, Rows, Sink, WithOffset,
+    Bytes, FieldRows, Format, PerGroup, PerGroupWide, PerSlab, Sink, WithOffset,
 };
-use crate::packed::layout::Field;
+use crate::packed::layout::BlockField;
 use crate::simd::int8::Simd;
 use samite_core::DType;
 use samite_quant::{IQ4_NL_VALUES, MXFP4_VALUES};
@@ -27,12 +27,17 @@ pub(crate) struct Iq4Nl;
 impl Format for Iq4Nl {
     const DTYPE: DType = DType::IQ4_NL;
     type Scheme = Bytes<PerGroup>;
-    const FIELDS: &[Field] = &[(0, 2, 2), (2, 16, 4)];
+    const FIELDS: &[BlockField] = &[(0, 2, 2), (2, 16, 4)];
     const SUMS: Sums = Sums::Offset(128);
     const LARGEST: usize = 255;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        i: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: block `i` is below `blocks`, so it has a scale, and four words of codes after the
         // scales of all blocks, as `four_bits` requires. Group `i` of the slab of `to` is its own.
         unsafe {
@@ -48,12 +53,17 @@ pub(crate) struct Mxfp4;
 impl Format for Mxfp4 {
     const DTYPE: DType = DType::MXFP4;
     type Scheme = WithOffset<32, 31, PerGroupWide>;
-    const FIELDS: &[Field] = &[(0, 1, 1), (1, 16, 4)];
+    const FIELDS: &[BlockField] = &[(0, 1, 1), (1, 16, 4)];
     const SUMS: Sums = Sums::Offset(12);
     const LARGEST: usize = 24;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        i: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: block `i` is below `blocks`, so it has an exponent of one byte for each row, and
         // four words of codes after those of all blocks, as `four_bits` requires. Group `i` of the
         // slab of `to` is its own.
@@ -78,12 +88,17 @@ impl Format for Iq4Xs {
     const DTYPE: DType = DType::IQ4_XS;
     const BLOCK: usize = SLAB;
     type Scheme = Bytes<PerSlab>;
-    const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 4, 4), (8, 128, 4)];
+    const FIELDS: &[BlockField] = &[(0, 2, 2), (2, 2, 2), (4, 4, 4), (8, 128, 4)];
     const SUMS: Sums = Sums::Offset(128);
     const LARGEST: usize = 255;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        _: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale, two
         // bytes and one word of bits of scales, and 32 words of codes: `group * 4 + j` is below 32.
         // They fill 64 words and 8 groups of the slab of `to`.

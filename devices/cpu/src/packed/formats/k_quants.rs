@@ -7,8 +7,10 @@
 use super::{high, low, moved, number, or_masked, scaled, six_bit_scale, two_bits};
 use crate::activations::SLAB;
 use crate::activations::int8::Sums;
-use crate::packed::decode::{Format, PerSlab, Rows, Sink, WithMinimums, WithOffset, eight_times};
-use crate::packed::layout::Field;
+use crate::packed::decode::{
+    FieldRows, Format, PerSlab, Sink, WithMinimums, WithOffset, eight_times,
+};
+use crate::packed::layout::BlockField;
 use crate::simd::int8::Simd;
 use samite_core::DType;
 
@@ -26,7 +28,7 @@ impl<V: Simd> SixBits<V> {
     /// Loads the scales and minimums of a block, with the factors of all scales and of all
     /// minimums.
     #[inline(always)]
-    unsafe fn new(fields: Rows, d: V::Floats, d_min: V::Floats) -> Self {
+    unsafe fn new(fields: FieldRows, d: V::Floats, d_min: V::Floats) -> Self {
         // SAFETY: the field has 12 bytes of each row, which are words 0 to 2; the rest touches
         // registers only.
         unsafe {
@@ -69,13 +71,18 @@ impl Format for Q2K {
     const DTYPE: DType = DType::Q2_K;
     const BLOCK: usize = SLAB;
     type Scheme = WithMinimums<16, 3, PerSlab>;
-    const FIELDS: &[Field] = &[(80, 2, 2), (82, 2, 2), (0, 16, 1), (16, 64, 4)];
+    const FIELDS: &[BlockField] = &[(80, 2, 2), (82, 2, 2), (0, 16, 1), (16, 64, 4)];
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 3;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        _: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales
         // of two bytes, 16 bytes and 16 words of codes: `part * 8 + i` is below 16. They fill 64
         // words and 16 groups of the slab of `to`.
@@ -112,13 +119,18 @@ impl Format for Q3K {
     const DTYPE: DType = DType::Q3_K;
     const BLOCK: usize = SLAB;
     type Scheme = WithOffset<16, 7, PerSlab>;
-    const FIELDS: &[Field] = &[(108, 2, 2), (96, 12, 4), (0, 32, 4), (32, 64, 4)];
+    const FIELDS: &[BlockField] = &[(108, 2, 2), (96, 12, 4), (0, 32, 4), (32, 64, 4)];
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Offset(4);
     const LARGEST: usize = 7;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        _: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale,
         // three words of scales, eight words of third bits and 16 words of codes: `i` is below 8
         // and `part * 8 + i` below 16. They fill 64 words and 16 groups of the slab of `to`.
@@ -163,13 +175,18 @@ impl Format for Q4K {
     const DTYPE: DType = DType::Q4_K;
     const BLOCK: usize = SLAB;
     type Scheme = WithMinimums<32, 15, PerSlab>;
-    const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 128, 4)];
+    const FIELDS: &[BlockField] = &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 128, 4)];
     const MIXED: usize = 2;
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 15;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        _: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales
         // of two bytes, three words of scales and 32 words of codes: `i * 8 + j` is below 32. They
         // fill 64 words and 8 groups of the slab of `to`.
@@ -201,13 +218,18 @@ impl Format for Q5K {
     const DTYPE: DType = DType::Q5_K;
     const BLOCK: usize = SLAB;
     type Scheme = WithMinimums<32, 31, PerSlab>;
-    const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 32, 4), (48, 128, 4)];
+    const FIELDS: &[BlockField] = &[(0, 2, 2), (2, 2, 2), (4, 12, 4), (16, 32, 4), (48, 128, 4)];
     const MIXED: usize = 2;
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 31;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        _: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are two scales
         // of two bytes, three words of scales, eight words of fifth bits and 32 words of codes: `j`
         // is below 8 and `i * 8 + j` below 32. They fill 64 words and 8 groups of the slab of `to`.
@@ -245,13 +267,18 @@ impl Format for Q6K {
     const DTYPE: DType = DType::Q6_K;
     const BLOCK: usize = SLAB;
     type Scheme = WithOffset<16, 63, PerSlab>;
-    const FIELDS: &[Field] = &Q6_K_FIELDS;
+    const FIELDS: &[BlockField] = &Q6_K_FIELDS;
     const MIXED: usize = 8;
     const SUMS: Sums = Sums::Offset(32);
     const LARGEST: usize = 63;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        _: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale, 16
         // bytes of scales and 48 words of codes: 24 for each part, and `3 * j + 2` is the last of
         // these. They fill 64 words and 16 groups of the slab of `to`.
@@ -287,7 +314,7 @@ impl Format for Q6K {
 
 /// Fields of Q6_K. Codes of six bits come from three words each, which are adjacent: some hardware
 /// prefetchers cannot follow words that are used together but lie apart.
-const Q6_K_FIELDS: [Field; 50] = {
+const Q6_K_FIELDS: [BlockField; 50] = {
     let mut fields = [(208, 2, 2); 50];
     fields[1] = (192, 16, 1);
     let mut i = 0;

@@ -6,16 +6,16 @@
 
 use super::{four_bits, nibbles};
 use crate::activations::int8::Sums;
-use crate::packed::decode::{Bytes, Format, PerGroup, Rows, Sink, WithMinimums, WithOffset};
-use crate::packed::layout::Field;
+use crate::packed::decode::{Bytes, FieldRows, Format, PerGroup, Sink, WithMinimums, WithOffset};
+use crate::packed::layout::BlockField;
 use crate::simd::int8::Simd;
 use samite_core::DType;
 
 /// Does what [`four_bits`] does, with a fifth bit of each code from four more bytes of each block.
 #[inline(always)]
 unsafe fn five_bits<F: Format, V: Simd>(
-    rows: Rows,
-    [bits, codes]: [Rows; 2],
+    rows: FieldRows,
+    [bits, codes]: [FieldRows; 2],
     i: usize,
     to: &mut impl Sink<F, V>,
 ) {
@@ -40,7 +40,11 @@ unsafe fn five_bits<F: Format, V: Simd>(
 
 /// Passes minimum `i` to `to`, negated because these formats add minimums.
 #[inline(always)]
-unsafe fn negative_minimum<F: Format, V: Simd>(minimums: Rows, i: usize, to: &mut impl Sink<F, V>) {
+unsafe fn negative_minimum<F: Format, V: Simd>(
+    minimums: FieldRows,
+    i: usize,
+    to: &mut impl Sink<F, V>,
+) {
     // SAFETY: block `i` has a minimum of two bytes for each row, and it is that of group `i` of the
     // slab of `to`.
     unsafe {
@@ -54,12 +58,17 @@ pub(crate) struct Q8_0;
 impl Format for Q8_0 {
     const DTYPE: DType = DType::Q8_0;
     type Scheme = Bytes<PerGroup>;
-    const FIELDS: &[Field] = &[(0, 2, 2), (2, 32, 4)];
+    const FIELDS: &[BlockField] = &[(0, 2, 2), (2, 32, 4)];
     const SUMS: Sums = Sums::Offset(128);
     const LARGEST: usize = 255;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        i: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: block `i` is below `blocks`, so it has a scale, and eight words of codes after
         // the scales of all blocks. It fills words `i * 8..i * 8 + 8` and group `i` of the slab of
         // `to`.
@@ -83,12 +92,17 @@ pub(crate) struct Q4_0;
 impl Format for Q4_0 {
     const DTYPE: DType = DType::Q4_0;
     type Scheme = WithOffset<32, 15, PerGroup>;
-    const FIELDS: &[Field] = &[(0, 2, 2), (2, 16, 4)];
+    const FIELDS: &[BlockField] = &[(0, 2, 2), (2, 16, 4)];
     const SUMS: Sums = Sums::Offset(8);
     const LARGEST: usize = 15;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        i: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: block `i` is below `blocks`, so it has a scale, and four words of codes after the
         // scales of all blocks, as `four_bits` requires. Group `i` of the slab of `to` is its own.
         unsafe {
@@ -103,12 +117,17 @@ pub(crate) struct Q4_1;
 impl Format for Q4_1 {
     const DTYPE: DType = DType::Q4_1;
     type Scheme = WithMinimums<32, 15, PerGroup>;
-    const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 16, 4)];
+    const FIELDS: &[BlockField] = &[(0, 2, 2), (2, 2, 2), (4, 16, 4)];
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 15;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        i: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: block `i` is below `blocks`, so it has a scale, a minimum after those of all
         // blocks, and four words of codes after these, as `four_bits` requires. Group `i` of the
         // slab of `to` is its own.
@@ -126,12 +145,17 @@ pub(crate) struct Q5_0;
 impl Format for Q5_0 {
     const DTYPE: DType = DType::Q5_0;
     type Scheme = WithOffset<32, 31, PerGroup>;
-    const FIELDS: &[Field] = &[(0, 2, 2), (2, 4, 4), (6, 16, 4)];
+    const FIELDS: &[BlockField] = &[(0, 2, 2), (2, 4, 4), (6, 16, 4)];
     const SUMS: Sums = Sums::Offset(16);
     const LARGEST: usize = 31;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        i: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: block `i` is below `blocks`, so it has a scale, a word of fifth bits after those
         // of all blocks, and four words of codes after these, as `five_bits` requires. Group `i` of
         // the slab of `to` is its own.
@@ -148,12 +172,17 @@ pub(crate) struct Q5_1;
 impl Format for Q5_1 {
     const DTYPE: DType = DType::Q5_1;
     type Scheme = WithMinimums<32, 31, PerGroup>;
-    const FIELDS: &[Field] = &[(0, 2, 2), (2, 2, 2), (4, 4, 4), (8, 16, 4)];
+    const FIELDS: &[BlockField] = &[(0, 2, 2), (2, 2, 2), (4, 4, 4), (8, 16, 4)];
     const SUMS: Sums = Sums::Minus;
     const LARGEST: usize = 31;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, i: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        i: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: block `i` is below `blocks`, so it has a scale, then, each after those of all
         // blocks, a minimum, a word of fifth bits and four words of codes. Group `i` of the slab of
         // `to` is its own.

@@ -4,7 +4,7 @@
 // inlined into functions that may use the instructions.
 #![allow(clippy::needless_range_loop)]
 
-use super::decode::{Format, Rows, Sink};
+use super::decode::{FieldRows, Format, Sink};
 use crate::simd::int8::Simd;
 
 mod codebook;
@@ -100,7 +100,7 @@ unsafe fn scaled<V: Simd>(numbers: V::Words, d: V::Floats) -> V::Floats {
 /// Returns the lower and the upper halves of word `i` of each row. In blocks of 32 these are
 /// elements `4 * i..4 * i + 4` and those 16 later.
 #[inline(always)]
-unsafe fn nibbles<V: Simd>(rows: Rows, i: usize) -> [V::Words; 2] {
+unsafe fn nibbles<V: Simd>(rows: FieldRows, i: usize) -> [V::Words; 2] {
     // SAFETY: the block has word `i`, as the format's `unpack` counts them; the rest touches
     // registers only.
     unsafe {
@@ -113,8 +113,8 @@ unsafe fn nibbles<V: Simd>(rows: Rows, i: usize) -> [V::Words; 2] {
 /// that they index.
 #[inline(always)]
 unsafe fn four_bits<F: Format, V: Simd>(
-    rows: Rows,
-    codes: Rows,
+    rows: FieldRows,
+    codes: FieldRows,
     i: usize,
     table: Option<&[i8; 16]>,
     to: &mut impl Sink<F, V>,
@@ -143,7 +143,7 @@ unsafe fn four_bits<F: Format, V: Simd>(
 /// Returns the codes of two bits in word `i`: four times four elements, each 32 after the previous
 /// ones.
 #[inline(always)]
-unsafe fn two_bits<V: Simd>(rows: Rows, i: usize) -> [V::Words; 4] {
+unsafe fn two_bits<V: Simd>(rows: FieldRows, i: usize) -> [V::Words; 4] {
     // SAFETY: the block has word `i`, as the format's `unpack` counts them; the rest touches
     // registers only.
     unsafe {

@@ -7,8 +7,8 @@
 use super::two_bits;
 use crate::activations::SLAB;
 use crate::activations::int8::Sums;
-use crate::packed::decode::{Format, PerSlab, Rows, Sink, WithOffset, eight_times};
-use crate::packed::layout::Field;
+use crate::packed::decode::{FieldRows, Format, PerSlab, Sink, WithOffset, eight_times};
+use crate::packed::layout::BlockField;
 use crate::simd::int8::Simd;
 use samite_core::DType;
 
@@ -17,7 +17,7 @@ use samite_core::DType;
 /// `step`.
 #[inline(always)]
 unsafe fn ternary<V: Simd>(
-    [rows, codes]: [Rows; 2],
+    [rows, codes]: [FieldRows; 2],
     i: usize,
     (first, step, digits): (usize, usize, usize),
     to: &mut impl Sink<Tq1_0, V>,
@@ -46,13 +46,18 @@ impl Format for Tq1_0 {
     const BLOCK: usize = SLAB;
     // As many elements as 16-bit sums have room for.
     type Scheme = WithOffset<128, 3, PerSlab>;
-    const FIELDS: &[Field] = &[(52, 2, 2), (0, 52, 4)];
+    const FIELDS: &[BlockField] = &[(52, 2, 2), (0, 52, 4)];
     const MIXED: usize = 2;
     const SUMS: Sums = Sums::Offset(1);
     const LARGEST: usize = 2;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        _: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale and
         // 13 words of codes. Digits of words 0 to 7 fill words 0 to 39 of the slab of `to`, those
         // of words 8 to 11 words 40 to 59, those of word 12 the last four; it has two groups.
@@ -79,12 +84,17 @@ impl Format for Tq2_0 {
     const BLOCK: usize = SLAB;
     // As many elements as 16-bit sums have room for.
     type Scheme = WithOffset<128, 3, PerSlab>;
-    const FIELDS: &[Field] = &[(64, 2, 2), (0, 64, 4)];
+    const FIELDS: &[BlockField] = &[(64, 2, 2), (0, 64, 4)];
     const SUMS: Sums = Sums::Offset(1);
     const LARGEST: usize = 3;
 
     #[inline(always)]
-    unsafe fn unpack<V: Simd>(rows: Rows, blocks: usize, _: usize, to: &mut impl Sink<Self, V>) {
+    unsafe fn unpack<V: Simd>(
+        rows: FieldRows,
+        blocks: usize,
+        _: usize,
+        to: &mut impl Sink<Self, V>,
+    ) {
         // SAFETY: the slab is one block, and its fields, in the order of `FIELDS`, are a scale and
         // 16 words of codes: `part * 8 + i` is below 16. They fill 64 words and two groups of the
         // slab of `to`.

@@ -41,7 +41,7 @@ struct Products([[[[i32; LANES]; 2]; PART]; TILE]);
 
 /// Working memory besides weights and columns.
 #[repr(C, align(64))]
-struct Memory {
+struct Int8Scratch {
     slab: Slab,
     /// Products of two tiles: one is computed while the other is summed.
     products: [Products; 2],
@@ -65,7 +65,7 @@ pub(crate) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
         if columns.len() < WORTH_TILES {
             return super::multiply::<F, avx512_vnni::Instructions>(panel, columns);
         }
-        let mut memory = MaybeUninit::<Memory>::uninit();
+        let mut memory = MaybeUninit::<Int8Scratch>::uninit();
         let memory = memory.as_mut_ptr();
         // Rows of a tile after the last column must be initialised.
         (&raw mut (*memory).gathered).write_bytes(0, 1);
@@ -87,7 +87,12 @@ pub(crate) unsafe fn multiply<F: Format>(panel: &Panel, columns: &[Column]) {
 /// # Safety
 /// As [`multiply`], with tiles configured.
 #[inline(always)]
-unsafe fn panels<F: Format>(panel: &Panel, row: usize, columns: &[Column], memory: *mut Memory) {
+unsafe fn panels<F: Format>(
+    panel: &Panel,
+    row: usize,
+    columns: &[Column],
+    memory: *mut Int8Scratch,
+) {
     // SAFETY: `columns` are at most `COLUMNS`, for which `memory` has results and parts. Parts of
     // the panel at `row` have at most `SLAB` elements, for which its slab has room. Columns have
     // slab `number` at `number * panel.slabs`, and tiles are configured.
@@ -128,7 +133,12 @@ unsafe fn decode<F: Format>(part: &PanelSlab, slab: *mut Slab) {
 /// available.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn all_groups<S: Scheme>(memory: *mut Memory, at: usize, groups: usize, columns: &[Column]) {
+unsafe fn all_groups<S: Scheme>(
+    memory: *mut Int8Scratch,
+    at: usize,
+    groups: usize,
+    columns: &[Column],
+) {
     for first in (0..groups).step_by(PART) {
         let part = GroupBlock::<S> {
             memory,
@@ -190,7 +200,7 @@ impl<F: Format> Sink<F, Zmm<true>> for Signed {
 
 /// Up to [`PART`] groups of a slab.
 struct GroupBlock<S> {
-    memory: *mut Memory,
+    memory: *mut Int8Scratch,
     /// Offset of the slab in a column, in bytes.
     at: usize,
     /// The first group in the slab.

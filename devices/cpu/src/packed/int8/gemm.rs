@@ -21,7 +21,7 @@ pub(crate) const COLUMNS: usize = 528;
 
 /// Room for slabs of columns.
 #[repr(C, align(64))]
-struct Tile<const C: usize>([[u8; 2 * SLAB]; C]);
+struct ColumnSlabs<const C: usize>([[u8; 2 * SLAB]; C]);
 
 /// Multiplies panels with columns.
 ///
@@ -108,7 +108,7 @@ impl Strip {
         results: *mut Sum,
     ) {
         let (full, rest) = columns.as_chunks::<C>();
-        let mut copy = MaybeUninit::<Tile<C>>::uninit();
+        let mut copy = MaybeUninit::<ColumnSlabs<C>>::uninit();
         let copy = copy.as_mut_ptr().cast::<u8>();
         // The data after this many columns is not in the L1 cache.
         let next = |count: usize| match columns.get(count) {

@@ -9,10 +9,10 @@ use crate::error::Result;
 use samite_core::RopeMode;
 
 /// Elements of a query or key head, and of a value head.
-type Sizes = [usize; 2];
+type HeadSizes = [usize; 2];
 
 /// Creates latent attention with heads of these sizes, in the absorbed form or not.
-fn attention(base: &Base<'_>, il: usize, sizes: Sizes, absorbed: bool) -> Result<Attention> {
+fn attention(base: &Base<'_>, il: usize, sizes: HeadSizes, absorbed: bool) -> Result<Attention> {
     let keys = base.keys;
     let [head, head_v] = sizes;
     let (n_head, n_embd, rotated) = (base.heads[il], base.n_embd, base.rope.dims);
