@@ -1,5 +1,5 @@
-//! Checks sources and documents as text: names of tests in documents, and the style of
-//! CONTRIBUTING.md.
+//! Checks sources and documents as text: names of types, names of tests in documents, and the
+//! style of CONTRIBUTING.md.
 //!
 //! What the style asks to avoid is counted, and each count has a ceiling. A change may lower a
 //! ceiling, but not raise it.
@@ -9,6 +9,7 @@
 mod sources;
 
 use sources::text_files;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// A rule, its ceiling, and the lines that break it.
@@ -204,6 +205,84 @@ fn the_style_does_not_get_worse() {
         words <= MAX_WORDS,
         "{words} words in documents: shorten them"
     );
+}
+
+/// Returns the name of the type or trait that a line of code defines. `None` for a private enum,
+/// which only its file uses.
+fn defined_type(line: &str) -> Option<&str> {
+    let code = line.trim_start();
+    let is_nested = code.len() < line.len();
+    let is_private = !code.starts_with("pub");
+    let code = match code.strip_prefix("pub(") {
+        Some(code) => code.split_once(") ")?.1,
+        None => code.strip_prefix("pub ").unwrap_or(code),
+    };
+    let code = code.strip_prefix("unsafe ").unwrap_or(code);
+    let (keyword, rest) = code.split_once(' ')?;
+    let is_definition = match keyword {
+        "struct" | "trait" | "union" => true,
+        "enum" => !is_private,
+        // Within a trait or its implementation it is an associated type.
+        "type" => !is_nested,
+        _ => false,
+    };
+    let end = rest.find(|c: char| !c.is_alphanumeric())?;
+    Some(&rest[..end]).filter(|name| is_definition && !name.is_empty())
+}
+
+/// One word, one meaning: readers and searches find a type by its name.
+#[test]
+fn no_type_name_is_defined_more_than_twice() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    if !root.join("CONTRIBUTING.md").exists() {
+        return samite_testing::skipped("the sources of the workspace are not there");
+    }
+    // Crates of Rust's own style have their errors under these names.
+    let usual = ["Error", "Result"];
+    let is_shipped = |path: &&PathBuf| {
+        let path = path.strip_prefix(&root).unwrap();
+        let is_apart = [
+            "tests", "benches", "examples", "fuzz", "tests.rs", "proto.rs",
+        ];
+        let mut parts = path.iter().filter_map(|part| part.to_str());
+        path.extension().is_some_and(|ending| ending == "rs")
+            && !parts.any(|part| is_apart.contains(&part))
+    };
+    let mut definitions: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for path in text_files(&root).iter().filter(is_shipped) {
+        let text = std::fs::read_to_string(path).unwrap();
+        let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap();
+        for (number, line) in code.lines().enumerate() {
+            if let Some(name) = defined_type(line).filter(|name| !usual.contains(name)) {
+                let place = format!("{}:{}", path.display(), number + 1);
+                definitions.entry(name.to_owned()).or_default().push(place);
+            }
+        }
+    }
+    assert!(definitions.len() > 1500, "{}", definitions.len());
+    for (name, places) in definitions {
+        let places_text = places.join(", ");
+        assert!(
+            places.len() <= 2,
+            "{name} needs qualified names: {places_text}"
+        );
+    }
+}
+
+#[test]
+fn definitions_of_types_are_found() {
+    for (line, name) in [
+        ("pub struct Slot<'a> {", Some("Slot")),
+        ("    pub(crate) struct Inner(u32);", Some("Inner")),
+        ("pub unsafe trait Vector: Copy {", Some("Vector")),
+        ("type Answer = dyn Fn();", Some("Answer")),
+        ("    type Item = u32;", None),
+        ("enum Wait {", None),
+        ("pub enum Wait {", Some("Wait")),
+        ("    structure: u32,", None),
+    ] {
+        assert_eq!(defined_type(line), name, "{line}");
+    }
 }
 
 #[test]
