@@ -4,11 +4,15 @@ use crate::app::lock;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
 /// Number of open files reserved for other purposes.
 const OTHER_FILES: usize = 64;
+
+/// Maximum number of connections above the limit that were told to close and have not yet.
+const MAX_LEAVING: usize = OTHER_FILES / 2;
 
 /// Bytes that a connection may hold for the head of a request: twice its maximum size.
 const HEAD_MEMORY: usize = 128 << 10;
@@ -30,6 +34,8 @@ struct List {
     waiting: BTreeMap<u64, Waiting>,
     /// Number of open connections by address.
     open: BTreeMap<IpAddr, usize>,
+    /// Number of open connections that were told to close.
+    leaving: usize,
 }
 
 /// The client's action that a connection waits for.
@@ -50,6 +56,7 @@ struct Waiting {
     address: IpAddr,
     /// Notifies it to close.
     told: Arc<Notify>,
+    is_leaving: Arc<AtomicBool>,
 }
 
 /// A connection. Dropping it removes it from the count.
@@ -61,6 +68,8 @@ pub struct Connection {
     pub leave: Arc<Notify>,
     /// Notified if the connection must close at once.
     pub cut: Arc<Notify>,
+    /// True once one of them was notified.
+    is_leaving: Arc<AtomicBool>,
     place: Mutex<Option<(u64, Wait)>>,
 }
 
@@ -131,7 +140,9 @@ impl Connections {
     pub fn add(self: &Arc<Self>, address: IpAddr) -> Connection {
         let mut list = lock(&self.list);
         *list.open.entry(address).or_default() += 1;
-        if list.open.values().sum::<usize>() > self.limit {
+        let open = list.open.values().sum::<usize>();
+        // Connections that are closing make room already: a burst must not close all others.
+        if open - list.leaving.min(MAX_LEAVING) > self.limit {
             list.dismiss(|_, _| true);
         }
         drop(list);
@@ -140,6 +151,7 @@ impl Connections {
             address,
             leave: Arc::default(),
             cut: Arc::default(),
+            is_leaving: Arc::default(),
             place: Mutex::default(),
         };
         connection.wait_for(Wait::Request);
@@ -159,8 +171,10 @@ impl List {
     /// Closes a connection of the address with the most connections. Those that wait for a request
     /// come first, then the one that has waited longest.
     fn dismiss(&mut self, may_leave: impl Fn(u64, Wait) -> bool) -> bool {
-        let waiting = self.waiting.iter();
-        let waiting = waiting.filter(|(place, one)| may_leave(**place, one.wait));
+        let waiting = self.waiting.iter().filter(|(place, one)| {
+            let closes_anyway = one.wait == Wait::Request && one.is_leaving.load(Ordering::Relaxed);
+            !closes_anyway && may_leave(**place, one.wait)
+        });
         let rank = |(place, one): &(&u64, &Waiting)| {
             let open = self.open.get(&one.address).copied().unwrap_or(0);
             (Reverse(open), one.wait != Wait::Request, **place)
@@ -169,6 +183,9 @@ impl List {
             return false;
         };
         if let Some(one) = self.waiting.remove(&place) {
+            if !one.is_leaving.swap(true, Ordering::Relaxed) {
+                self.leaving += 1;
+            }
             one.told.notify_one();
         }
         true
@@ -201,6 +218,7 @@ impl Connection {
             wait,
             address: self.address,
             told: Arc::clone(told),
+            is_leaving: Arc::clone(&self.is_leaving),
         };
         list.waiting.insert(number, waiting);
         drop(list);
@@ -214,6 +232,7 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.work();
         let mut list = lock(&self.all.list);
+        list.leaving -= usize::from(self.is_leaving.load(Ordering::Relaxed));
         if let Some(count) = list.open.get_mut(&self.address) {
             *count -= 1;
             if *count == 0 {
@@ -290,6 +309,33 @@ mod tests {
         let list: Vec<Connection> = (0..3).map(|_| all.add(HERE)).collect();
         assert!(!list.iter().any(leaves));
         assert_eq!(lock(&all.list).waiting.len(), 3);
+    }
+
+    #[test]
+    fn connections_that_close_already_make_room() {
+        let all = Arc::new(Connections::new(2));
+        let mut list: Vec<Connection> = (0..2).map(|_| all.add(HERE)).collect();
+        list.push(all.add(HERE));
+        assert_eq!(leaving(&list), [true, false, false]);
+        // The first is slow to close. Another client leaves, and its successor takes its place.
+        list.remove(1);
+        list.push(all.add(HERE));
+        assert_eq!(leaving(&list), [false, false, false]);
+        list.push(all.add(HERE));
+        assert_eq!(leaving(&list), [false, true, false, false]);
+        list.drain(..2);
+        assert_eq!(lock(&all.list).leaving, 0);
+    }
+
+    #[test]
+    fn connections_that_are_slow_to_close_hold_few_places() {
+        let all = Arc::new(Connections::new(2));
+        let mut list: Vec<Connection> = (0..200).map(|_| all.add(HERE)).collect();
+        assert_eq!(lock(&all.list).leaving, 198);
+        let last = list.pop().unwrap();
+        drop(list.pop());
+        let _next = all.add(HERE);
+        assert!(leaves(&last));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::body::Bodies;
 use crate::entry::{Entry, State, Status};
 use crate::error::{ApiError, Result};
 use crate::options::ServeOptions;
-use crate::turns::Turns;
+use crate::turns::{Turns, beside_engine};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -179,7 +179,7 @@ impl Hub {
         limits: HubLimits,
         is_single: bool,
     ) -> Self {
-        let large = Turns::new("large bodies", 2, 1024);
+        let large = Turns::new("large bodies", beside_engine(), 1024);
         Hub {
             bodies: Bodies::new(
                 options.body_limit,

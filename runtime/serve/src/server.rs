@@ -49,6 +49,14 @@ const BLOCKING_WAIT: Duration = Duration::from_secs(u32::MAX as u64);
 /// that this much is free.
 pub const ROOM: usize = 32 << 20;
 
+/// Lowers the priority of the calling thread below that of the engine's threads, so that a flood of
+/// large requests does not slow generation. Does nothing where threads share one priority.
+fn yield_to_engine() {
+    // Fails only where a policy forbids it; then the thread keeps its priority.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::nice(5);
+}
+
 /// Serves until `stop` is cancelled, then finishes the requests in flight. Calls `ready` with the
 /// addresses. Raises the limit of open files to its maximum.
 ///
@@ -63,6 +71,7 @@ pub fn serve(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
         .thread_keep_alive(BLOCKING_WAIT)
         .enable_all()
         .thread_name("http")
+        .on_thread_start(yield_to_engine)
         .build()?;
     // Start one thread for blocking work now.
     let result = runtime.block_on(async {

@@ -35,6 +35,13 @@ pub struct Turn {
     owner: Option<u64>,
 }
 
+/// Returns the number of turns at work of processors, at most 2: half of the processors, so that
+/// the engine keeps the others.
+pub fn beside_engine() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    (processors / 2).clamp(1, 2)
+}
+
 impl Turns {
     /// Creates turns for `at_once` requests, with at most `queue` waiting requests per owner. If
     /// there are several owners, none gets all turns.
