@@ -202,8 +202,21 @@ const tests = {
     await page.click('[aria-label="Previous version"]');
     assert.equal(await page.locator(".message").count(), 2);
     assert.equal(await answers(page).innerText(), first);
-    await page.reload();
+    // A change is saved although the database is busy when the page is reloaded.
+    await page.click('[aria-label="Next version"]');
+    await page.evaluate(() => new Promise((resolve) => {
+      indexedDB.open("samite").onsuccess = ({ target }) => {
+        const store = target.result.transaction("conversations", "readwrite").objectStore("conversations");
+        const stayBusy = () => (store.count().onsuccess = stayBusy);
+        stayBusy();
+        document.querySelector('[aria-label="Previous version"]').click();
+        setTimeout(() => location.reload(), 20);
+        resolve();
+      };
+    }));
+    await page.waitForSelector(".hint button");
     await page.click("#list .open");
+    assert.equal(await page.locator(".message").count(), 2);
     await page.click('[aria-label="Next version"]');
     assert.equal(await page.locator(".message").count(), 4);
     assert.match(await page.locator(".message.user .body").first().innerText(), /Lily and Ben/);
