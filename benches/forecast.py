@@ -7,7 +7,7 @@
 
 Parts, each of which takes one to three minutes on an idle machine: rates, pings, threads, rpc, remote, shaped, mpi.
 `rates` (speeds of single operations) and `pings` (the model that is part of the program, over each kind of link) make the
-machines' file. The others measure other models, which `samite synth` makes (FOLDER/SHAPE.TYPE.gguf); nothing of what they
+machines' file. The others measure other models, which `samite dev synth` makes (FOLDER/SHAPE.TYPE.gguf); nothing of what they
 measure goes into the file. `compare` writes a machines' file for each case to OUT, asks the program, and prints a table. `nodes`
 prints what is foretold for 8 to 64 machines of each file in benches/machines.
 """

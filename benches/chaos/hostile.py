@@ -32,6 +32,8 @@ PATIENCE = 120
 END = b"\r\n\r\n"
 # Hostile clients at once.
 SENDERS = 64
+# Its processes share the requests' bodies.
+FORK = multiprocessing.get_context("fork")
 HONEST = {"prompt": "Once upon a time there was", "n_predict": 8, "temperature": 0}
 
 
@@ -111,10 +113,10 @@ class Load:
         self.faults = []
         self.times = []
         self.lock = threading.Lock()
-        # Hostile clients are processes of their own, so that honest ones do not wait for their
-        # interpreter.
-        self.stop = multiprocessing.Event()
-        self.reports = multiprocessing.SimpleQueue()
+        # Hostile clients are processes of their own, so that the interpreter lock does not slow the
+        # honest ones.
+        self.stop = FORK.Event()
+        self.reports = FORK.SimpleQueue()
         self.statuses = collections.Counter()
 
     def start(self):
@@ -193,7 +195,7 @@ class Load:
         return sorted(self.times)
 
     def be_elsewhere(self):
-        """Makes this process a client of another machine: its address, and none of the server's time."""
+        """Gives this process another address and the lowest priority, as if it ran elsewhere."""
         self.address = "127.0.0.2"
         os.nice(19)
 
@@ -271,11 +273,11 @@ class Load:
         self.kinds = [(path, as_bytes(body)) for path, body in kinds()]
         if arguments.kinds:
             self.kinds = [self.kinds[int(number)] for number in arguments.kinds.split(",")]
-        senders = [multiprocessing.Process(target=self.hostile,
-                                           args=(arguments.seed + i, arguments.requests // SENDERS))
+        count = max(1, arguments.requests // SENDERS)
+        senders = [FORK.Process(target=self.hostile, args=(arguments.seed + i, count), daemon=True)
                    for i in range(SENDERS)]
-        holders = [multiprocessing.Process(target=self.connections,
-                                           args=(1000 + i, arguments.connections // 2))
+        count = arguments.connections // 2
+        holders = [FORK.Process(target=self.connections, args=(1000 + i, count), daemon=True)
                    for i in range(2)]
         for process in senders + holders:
             process.start()
@@ -288,8 +290,10 @@ class Load:
             print(f"\r{done} hostile requests, {len(loud)} honest ones, longest of the last {times[-1]:.2f} s ",
                   end="", file=sys.stderr, flush=True)
         self.stop.set()
-        for process in senders + holders:
-            process.join()
+        while any(process.is_alive() for process in senders + holders):
+            # Their reports would fill the pipe.
+            self.read_reports()
+            time.sleep(0.1)
         self.read_reports()
         print(file=sys.stderr)
         loud.sort()

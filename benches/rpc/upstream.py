@@ -7,7 +7,7 @@ the source in the sdist of llama-cpp-python 0.3.36 (`pip download --no-deps --no
 
     programs     llama-bench, llama-completion and llama-server run on `samite rpc-server`; llama-completion writes what it writes without a server
     ops          test-backend-ops compares every operation of either server with its own CPU backend (servers.c tells it of the server; needs cc)
-    conformance  `samite test-ops` goes through ggml-rpc-server, and `samite run` writes what it writes on its CPU
+    conformance  `samite dev test-ops` goes through ggml-rpc-server, and `samite run` writes what it writes on its CPU
     models       tiny models of every architecture write through ggml-rpc-server what they write on samite's CPU
     speed        llama-bench on both servers in turn, one thread each: medians, and the ratio samite / upstream of each pair
 """
@@ -165,7 +165,7 @@ class Both:
         with self.theirs() as server:
             done = subprocess.run([self.samite, "test-ops", "--device", "RPC0", "--rpc", server.place], capture_output=True, text=True)
             failed = [line.strip() for line in done.stdout.splitlines() if line.startswith("FAILED")]
-            print(f"samite test-ops: exit code {done.returncode}, {len(failed)} fail", *(line[:200] for line in failed[:12]), sep="\n  ")
+            print(f"samite dev test-ops: exit code {done.returncode}, {len(failed)} fail", *(line[:200] for line in failed[:12]), sep="\n  ")
             print(*(line for line in done.stdout.splitlines() if line.startswith(("RPC0", "all"))), sep="\n")
             write = [self.samite, "run", "-m", self.model, "-p", PROMPT, "-n", "48", "--temp", "0", "-t", "1"]
             here = self.run([*write, "--device", "cpu"])

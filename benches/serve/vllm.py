@@ -4,7 +4,7 @@
     vllm.py --samite target/release/samite -m model.gguf --vllm VENV/bin/vllm --config FOLDER [--clients 8,32] [--rounds 3]
 
 The folder has config.json of a model of the same shape, and a tokenizer, which nobody uses; its weights are made up (--load-format dummy). The file comes from
-`samite synth --type bf16`. Weights differ, but not what is computed. Prompts of mixed lengths follow from a seed, and half of them begin alike. Told are medians
+`samite dev synth --type bf16`. Weights differ, but not what is computed. Prompts of mixed lengths follow from a seed, and half of them begin alike. Told are medians
 over the rounds.
 """
 

@@ -1,7 +1,8 @@
 //! Arranges the help of commands with many flags: `-h` shows the most used ones, `--help` all.
 
 use crate::Cli;
-use clap::{Command, CommandFactory};
+use crate::commands::dev::DevCommand;
+use clap::{Command, CommandFactory, Subcommand};
 
 /// Flags that `-h` shows, by command, the most used first. They are listed under "Options".
 const MAX_USED: &[(&str, &[&str])] = &[
@@ -63,15 +64,17 @@ const MAX_USED: &[(&str, &[&str])] = &[
 
 /// Returns the program's commands and flags.
 pub fn command() -> Command {
-    MAX_USED
-        .iter()
-        .fold(Cli::command(), |program, (name, flags)| {
-            // Some commands depend on features.
-            match program.find_subcommand(name) {
-                Some(_) => program.mut_subcommand(name, |command| arranged(command, flags)),
-                None => program,
-            }
-        })
+    let mut program = Cli::command();
+    for command in DevCommand::augment_subcommands(Command::new("dev")).get_subcommands() {
+        program = program.mut_subcommand(command.get_name(), |command| command.hide(true));
+    }
+    MAX_USED.iter().fold(program, |program, (name, flags)| {
+        // Some commands depend on features.
+        match program.find_subcommand(name) {
+            Some(_) => program.mut_subcommand(name, |command| arranged(command, flags)),
+            None => program,
+        }
+    })
 }
 
 fn arranged(command: Command, most_used: &[&str]) -> Command {

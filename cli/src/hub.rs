@@ -60,7 +60,7 @@ impl AccessArgs {
 
     /// Returns the hub with a short timeout and without retries, for an optional answer.
     fn impatient_hub(&self) -> Hub {
-        Hub::new(self.options().impatient())
+        Hub::new(self.options().with_short_timeout())
     }
 
     fn options(&self) -> HubOptions {

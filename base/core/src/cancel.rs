@@ -5,6 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A switch that stops long work such as loading, prefill or decode. Clones share the switch.
+///
+/// ```
+/// use samite_core::CancelToken;
+///
+/// let cancel = CancelToken::new();
+/// let button = cancel.clone();
+/// assert!(cancel.check().is_ok());
+/// button.cancel();
+/// assert!(cancel.check().is_err());
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken(Arc<Switch>);
 

@@ -8,6 +8,13 @@ use std::fmt;
 ///
 /// The discriminants are ggml's `ggml_type` values, as in GGUF files, ggml's plugin interface and
 /// its RPC protocol.
+///
+/// ```
+/// use samite_core::DType;
+///
+/// let dtype = DType::from_name("Q4_0").unwrap();
+/// assert_eq!((dtype.block_len(), dtype.block_bytes()), (32, 18));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[allow(non_camel_case_types, missing_docs)] // ggml's own spelling of the names is what users know.
 #[repr(u32)]

@@ -100,6 +100,19 @@ impl Tensor {
 /// the [builder](crate::build) append tensors. Operands come first, so the order is topological.
 /// The order also defines the effect of writes (`cpy`, `set_rows`): a node sees all writes of
 /// earlier nodes.
+///
+/// ```
+/// use samite_core::{DType, Graph};
+///
+/// let mut graph = Graph::new();
+/// let weights = graph.leaf("weights", DType::Q4_0, [64, 8, 1, 1])?;
+/// let x = graph.input("x", DType::F32, [64, 2, 1, 1])?;
+/// let y = graph.mul_mat(weights, x)?;
+/// graph.set_output(y);
+/// assert_eq!(graph.tensor(y).layout.shape(), [8, 2, 1, 1]);
+/// assert!(graph.mul_mat(x, y).is_err(), "the inner dimensions differ");
+/// # Ok::<_, samite_core::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     tensors: Vec<Tensor>,

@@ -100,6 +100,17 @@ impl Part {
 ///
 /// For a split model, the path may be that of any part. All parts are opened. The metadata is that
 /// of the first part, the tensors are those of all parts.
+///
+/// ```no_run
+/// use samite_gguf::{GgufFile, LoadMode};
+///
+/// let file = GgufFile::open("model.gguf", LoadMode::Mmap)?;
+/// let architecture: &str = file.metadata().require("general.architecture")?;
+/// println!("{architecture}: {} tensors", file.tensors().iter().len());
+/// let info = file.require_tensor("output_norm.weight")?;
+/// println!("{}: {:?}, {} bytes", info.name, info.dtype, file.tensor_bytes(info)?.len());
+/// # Ok::<_, samite_gguf::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct GgufFile {
     parts: Vec<Part>,

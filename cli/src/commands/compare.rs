@@ -1,4 +1,4 @@
-//! `samite compare`: runs a model on two devices in step, and finds the first operation that
+//! `samite dev compare`: runs a model on two devices in step, and finds the first operation that
 //! differs.
 
 use crate::args::ModelArgs;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Flags of `samite compare`.
+/// Flags of `samite dev compare`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "The text without its last token is computed at once, and then the last token \
@@ -29,9 +29,9 @@ reported. In JSON, non-finite numbers are the strings \
 \"Infinity\", \"-Infinity\" and \"NaN\".
 
 Examples:
-  samite compare -m model.gguf --device cpu,reference
-  samite compare -m model.gguf --device ggml:Vulkan0,cpu -p \"Hello\" --all
-  samite compare --device cpu,reference --limit 1e-6 --json"
+  samite dev compare -m model.gguf --device cpu,reference
+  samite dev compare -m model.gguf --device ggml:Vulkan0,cpu -p \"Hello\" --all
+  samite dev compare --device cpu,reference --limit 1e-6 --json"
 )]
 pub struct CompareArgs {
     /// Text to compute [default: a built-in sentence]

@@ -24,20 +24,7 @@ pub fn run(args: ManArgs) -> CommandResult {
     })?;
     let mut program = help::command();
     program.build();
-    let mut count = 1;
-    for command in program.get_subcommands() {
-        if command.is_hide_set() || command.get_name() == "help" {
-            continue;
-        }
-        // Show the command as users type it, with the program's name.
-        let name = format!("samite-{}", command.get_name());
-        let page = command
-            .clone()
-            .name(name.clone())
-            .bin_name(format!("samite {}", command.get_name()));
-        write(folder, &name, page)?;
-        count += 1;
-    }
+    let count = 1 + write_commands(folder, "samite", &program)?;
     write(folder, "samite", program)?;
     say(format_args!(
         "{} written to {}",
@@ -45,6 +32,26 @@ pub fn run(args: ManArgs) -> CommandResult {
         folder.display()
     ));
     Ok(())
+}
+
+/// Writes a page for each command below the one that users type as `program`, and returns their
+/// number.
+fn write_commands(folder: &Path, typed: &str, program: &Command) -> CommandResult<usize> {
+    let mut count = 0;
+    for command in program.get_subcommands() {
+        if command.is_hide_set() || command.get_name() == "help" {
+            continue;
+        }
+        let typed = format!("{typed} {}", command.get_name());
+        count += 1 + write_commands(folder, &typed, command)?;
+        let name = typed.replace(' ', "-");
+        write(
+            folder,
+            &name,
+            command.clone().name(name.clone()).bin_name(typed),
+        )?;
+    }
+    Ok(count)
 }
 
 fn write(folder: &Path, name: &str, command: Command) -> CommandResult {

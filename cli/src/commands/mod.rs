@@ -4,6 +4,7 @@ pub mod bench;
 mod chat;
 mod compare;
 mod completions;
+pub mod dev;
 mod devices;
 mod embed;
 mod imatrix;
@@ -65,12 +66,6 @@ pub enum Command {
     Imatrix(Box<imatrix::ImatrixArgs>),
     /// Merge LoRA adapters into a model's weights and write the result
     MergeLora(merge_lora::MergeLoraArgs),
-    /// Write a model of a known shape with random weights
-    Synth(synth::SynthArgs),
-    /// Compare a device's operations with the reference device
-    TestOps(test_ops::TestOpsArgs),
-    /// Run a model on two devices in lockstep and find the first operation that differs
-    Compare(compare::CompareArgs),
     /// Measure prefill and decode speed
     Bench(bench::BenchArgs),
     /// Print or save a model's logits after each token
@@ -90,9 +85,10 @@ pub enum Command {
     Completions(completions::CompletionsArgs),
     /// Write manual pages
     Man(man::ManArgs),
-    /// Run the scheduler and models on simulated devices with faults; for samite's developers
-    #[command(hide = true)]
-    Sim(sim::SimArgs),
+    /// Test devices, write random models, and simulate faults
+    Dev(dev::DevArgs),
+    #[command(flatten)]
+    Undocumented(dev::DevCommand),
     /// Test a ggml plugin; for internal use
     #[command(hide = true)]
     ProbePlugin(probe_plugin::ProbePluginArgs),
@@ -122,9 +118,6 @@ impl Command {
             Command::Quantize(args) => quantize::run(args),
             Command::Imatrix(args) => imatrix::run(*args),
             Command::MergeLora(args) => merge_lora::run(args),
-            Command::Synth(args) => synth::run(args),
-            Command::TestOps(args) => test_ops::run(args),
-            Command::Compare(args) => compare::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Logits(args) => logits::run(args),
             Command::Embed(args) => embed::run(*args),
@@ -135,7 +128,8 @@ impl Command {
             Command::Train(args) => train::run(args),
             Command::Completions(args) => completions::run(args),
             Command::Man(args) => man::run(args),
-            Command::Sim(args) => sim::run(args),
+            Command::Dev(args) => args.command.run(),
+            Command::Undocumented(command) => command.run(),
             Command::ProbePlugin(args) => probe_plugin::run(args),
         }
     }

@@ -1,4 +1,4 @@
-//! `samite sim`: runs the scheduler and models on simulated devices with fault injection.
+//! `samite dev sim`: runs the scheduler and models on simulated devices with fault injection.
 
 use crate::failure::{CommandError, CommandResult};
 use crate::interrupt;
@@ -14,15 +14,15 @@ use std::path::PathBuf;
 /// seems to.
 const MANY: u64 = 5_000;
 
-/// Flags of `samite sim`.
+/// Flags of `samite dev sim`.
 #[derive(Debug, Args)]
 #[command(after_help = "A failing case is shrunk, and its flags are printed. \
 docs/simulation.md describes the simulation.
 
 Examples:
-  samite sim --count 100000
-  samite sim --seed 2026 --trace -
-  samite sim --seed 841 --devices 1 --steps 3 --faults 'compute@1,lose@0'")]
+  samite dev sim --count 100000
+  samite dev sim --seed 2026 --trace -
+  samite dev sim --seed 841 --devices 1 --steps 3 --faults 'compute@1,lose@0'")]
 pub struct SimArgs {
     /// Seed of the case to run, or of the first of several
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -133,7 +133,7 @@ impl SimArgs {
 /// Shrinks a failed case and returns an error with the command that runs it again.
 fn fails(found: CaseFailure) -> CommandError {
     let CaseFailure { case, what } = shrink(&found);
-    CommandError::error(format_args!("{what}; again: samite sim {case}"))
+    CommandError::error(format_args!("{what}; again: samite dev sim {case}"))
 }
 
 fn search(args: &SimArgs) -> CommandResult {
@@ -177,7 +177,7 @@ fn search(args: &SimArgs) -> CommandResult {
             summary.cases, summary.steps, summary.divided, summary.hash
         )?;
         for CaseFailure { case, what } in failures {
-            writeln!(out, "failed: samite sim {case}: {what}")?;
+            writeln!(out, "failed: samite dev sim {case}: {what}")?;
         }
     }
     if let Some(first) = summary.failures.first() {

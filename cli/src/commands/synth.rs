@@ -1,4 +1,4 @@
-//! `samite synth`: writes a model of a known shape with random weights.
+//! `samite dev synth`: writes a model of a known shape with random weights.
 
 use crate::failure::{CommandError, CommandResult};
 use crate::shown::say;
@@ -7,12 +7,12 @@ use samite::DType;
 use samite::llm::SyntheticModel;
 use std::path::PathBuf;
 
-/// Flags of `samite synth`.
+/// Flags of `samite dev synth`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  samite synth tiny.gguf
-  samite synth model.gguf --shape tinyllama-1.1b --type q4_0
-  samite synth tiny.gguf --arch modern-bert --type f32")]
+  samite dev synth tiny.gguf
+  samite dev synth model.gguf --shape tinyllama-1.1b --type q4_0
+  samite dev synth tiny.gguf --arch modern-bert --type f32")]
 pub struct SynthArgs {
     /// File to write
     output: PathBuf,

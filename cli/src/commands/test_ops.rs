@@ -1,4 +1,4 @@
-//! `samite test-ops`: compares the operations of a device with the reference, or times them.
+//! `samite dev test-ops`: compares the operations of a device with the reference, or times them.
 
 use crate::args::{DeviceArgs, ThreadArgs};
 use crate::cpu_args::PoolArgs;
@@ -15,15 +15,15 @@ use std::sync::Arc;
 
 mod perf;
 
-/// Flags of `samite test-ops`.
+/// Flags of `samite dev test-ops`.
 #[derive(Debug, Args)]
 #[command(after_help = "With -v, also prints why cases are unsupported.
 
 Examples:
-  samite test-ops
-  samite test-ops --device blas --filter mul_mat -v
-  samite test-ops --device cpu --contract
-  samite test-ops --perf -o mul_mat,flash_attn_ext")]
+  samite dev test-ops
+  samite dev test-ops --device blas --filter mul_mat -v
+  samite dev test-ops --device cpu --contract
+  samite dev test-ops --perf -o mul_mat,flash_attn_ext")]
 pub struct TestOpsArgs {
     #[command(flatten)]
     devices: DeviceArgs,

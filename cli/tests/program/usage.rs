@@ -22,11 +22,9 @@ fn help_and_version_go_to_standard_output() {
         "tokenize",
         "quantize",
         "merge-lora",
-        "test-ops",
         "bench",
         "logits",
         "embed",
-        "synth",
         "perplexity",
         "rpc-server",
         "train",
@@ -44,6 +42,23 @@ fn help_and_version_go_to_standard_output() {
         assert_eq!(wide, None);
     }
     assert!(samite(["--version"]).ok().starts_with("samite "));
+}
+
+#[test]
+fn commands_for_developers_keep_their_old_names() {
+    let all = samite(["--help"]).ok();
+    let developers = samite(["dev", "--help"]).ok();
+    for name in ["synth", "test-ops", "compare", "sim"] {
+        let listed = format!("\n  {name} ");
+        assert!(developers.contains(&listed), "{developers}");
+        assert!(!all.contains(&listed), "{all}");
+        let help = samite(["dev", name, "--help"]).ok();
+        let example = format!("Examples:\n  samite dev {name}");
+        assert!(help.contains(&example), "{help}");
+        assert!(samite([name, "--help"]).ok().contains(&example));
+        let wide = help.lines().find(|line| line.chars().count() > 80);
+        assert_eq!(wide, None);
+    }
 }
 
 #[test]
@@ -158,6 +173,8 @@ fn completions_and_manual_pages_are_written() {
         listing.len() > 12 && listing.contains(&"samite.1".to_owned()),
         "{listing:?}"
     );
+    assert!(listing.contains(&"samite-dev-test-ops.1".to_owned()));
+    assert!(!listing.contains(&"samite-test-ops.1".to_owned()));
     let page = std::fs::read_to_string(pages.join("samite-merge-lora.1")).unwrap();
     for part in [
         ".TH samite-merge-lora",

@@ -10,7 +10,9 @@ use crate::tune;
 use samite_core::HostMemory;
 use samite_core::environment::Instant;
 use std::hint::black_box;
-use std::sync::{Arc, Barrier};
+use std::io;
+use std::sync::{Arc, Barrier, mpsc};
+use std::thread::Builder;
 use std::time::Duration;
 
 /// Combined limits of several threads.
@@ -72,16 +74,21 @@ const REGISTERS: usize = if cfg!(target_arch = "aarch64") {
 const ROUNDS: usize = 2_000_000;
 
 /// Measures the limits of `threads` threads. Takes about a second and 768 MiB, or more for many
-/// threads. A limit that could not be measured because of too little memory is 0.
+/// threads. A limit that could not be measured because of too little memory, or because a thread
+/// could not be started, is 0.
 pub fn measure_peaks(threads: usize) -> Peaks {
-    peaks(tune::detect(None), threads.max(1))
+    let thread = &samite_threads::thread_builder;
+    peaks(tune::detect(None), threads.max(1), thread)
 }
 
-fn peaks(isa: Isa, threads: usize) -> Peaks {
+fn peaks(isa: Isa, threads: usize, thread: &dyn Fn() -> io::Result<Builder>) -> Peaks {
     let best = |work: &(dyn Fn(&[u8], usize) -> f64 + Sync), bytes: usize| {
-        let barrier = Barrier::new(threads);
         std::thread::scope(|scope| {
-            let run = || {
+            let run = |start: mpsc::Receiver<Arc<Barrier>>| {
+                // The sender is dropped if another thread could not be started.
+                let Ok(barrier) = start.recv() else {
+                    return [0.0; TRIES];
+                };
                 let buffer = BandwidthBuffer::new(bytes);
                 let mut rates = [0.0; TRIES];
                 for (number, rate) in rates.iter_mut().enumerate() {
@@ -90,7 +97,20 @@ fn peaks(isa: Isa, threads: usize) -> Peaks {
                 }
                 rates
             };
-            let handles: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
+            let (mut starts, mut handles) = (Vec::new(), Vec::new());
+            for _ in 0..threads {
+                let (start, started) = mpsc::channel();
+                let run = move || run(started);
+                let Ok(handle) = thread().and_then(|one| one.spawn_scoped(scope, run)) else {
+                    return 0.0;
+                };
+                starts.push(start);
+                handles.push(handle);
+            }
+            let barrier = Arc::new(Barrier::new(threads));
+            for start in starts {
+                let _ = start.send(Arc::clone(&barrier));
+            }
             let mut sums = [0.0; TRIES];
             for handle in handles {
                 let rates = handle.join().unwrap_or([0.0; TRIES]);
@@ -465,7 +485,7 @@ mod tests {
     #[test]
     fn every_level_has_limits() {
         for isa in Isa::all() {
-            let peaks = peaks(isa, 2);
+            let peaks = peaks(isa, 2, &samite_threads::thread_builder);
             let multiplies_bytes = isa != Isa::Generic;
             assert_eq!(peaks.i8_operations.is_some(), multiplies_bytes, "{isa:?}");
             let i8_operations = peaks.i8_operations.unwrap_or(f64::INFINITY);
@@ -479,6 +499,22 @@ mod tests {
             }
             assert!((1e8..2e10).contains(&peaks.clock_hz), "{isa:?}: {peaks:?}");
         }
+    }
+
+    #[test]
+    fn a_thread_that_does_not_start_holds_no_other() {
+        let asked = std::cell::Cell::new(0);
+        let every_third_fails = || {
+            asked.set(asked.get() + 1);
+            if asked.get() % 3 == 0 {
+                Err(io::ErrorKind::OutOfMemory.into())
+            } else {
+                samite_threads::thread_builder()
+            }
+        };
+        let peaks = peaks(Isa::Generic, 3, &every_third_fails);
+        assert_eq!((peaks.clock_hz, peaks.read_bytes), (0.0, 0.0));
+        assert_eq!(asked.get(), 12);
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub enum RegistryError {
     Empty(String),
 }
 
+// For callers that have one error type. The message is all that is left of errors that were turned
+// into a `RegistryError`.
 impl From<RegistryError> for Error {
     fn from(error: RegistryError) -> Self {
         Error::invalid(error.to_string())
@@ -164,6 +166,18 @@ type DeviceMatch<'a> = (&'a Arc<dyn Backend>, &'a Arc<dyn Device>);
 const MAX_REASONS: usize = 3;
 
 /// All backends of an application.
+///
+/// ```
+/// use samite_registry::Registry;
+///
+/// let registry = Registry::built_in(Default::default());
+/// for device in registry.devices() {
+///     println!("{}: {}", device.name(), device.description());
+/// }
+/// let cpu = registry.parse("cpu,threads=1")?;
+/// assert_eq!(cpu[0].name(), "cpu");
+/// # Ok::<_, samite_registry::RegistryError>(())
+/// ```
 #[derive(Clone, Default)]
 pub struct Registry {
     backends: Vec<Arc<dyn Backend>>,

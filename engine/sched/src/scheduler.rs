@@ -34,6 +34,27 @@ pub struct Counters {
 /// [`load`](Scheduler::load) a graph, [`write`](Scheduler::write) its inputs,
 /// [`run`](Scheduler::run) it, [`read`](Scheduler::read) its outputs. Loading a graph of a known
 /// topology neither plans nor allocates.
+///
+/// ```
+/// use samite_core::{CancelToken, DType, Graph};
+/// use samite_sched::Scheduler;
+/// # let device = samite_reference::ReferenceDevice::new(Default::default());
+///
+/// let mut graph = Graph::new();
+/// let x = graph.input("x", DType::F32, [1, 1, 1, 1])?;
+/// let doubled = graph.scale(x, 2.0)?;
+/// graph.set_output(doubled);
+///
+/// let mut scheduler = Scheduler::new(vec![device], Default::default())?;
+/// scheduler.load(&graph)?;
+/// scheduler.write(x, 0, &4.0f32.to_le_bytes())?;
+/// scheduler.run(&CancelToken::new())?;
+/// let mut bytes = [0; 4];
+/// scheduler.read(doubled, 0, &mut bytes)?;
+/// assert_eq!(f32::from_le_bytes(bytes), 8.0);
+/// println!("{}", scheduler.current_plan()?);
+/// # Ok::<_, samite_core::Error>(())
+/// ```
 pub struct Scheduler {
     // First, so that it is dropped first: it waits for work that uses the memory of the other
     // fields.

@@ -226,7 +226,8 @@ fn defined_type(line: &str) -> Option<&str> {
         "type" => !is_nested,
         _ => false,
     };
-    let end = rest.find(|c: char| !c.is_alphanumeric())?;
+    let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+    let end = end.unwrap_or(rest.len());
     Some(&rest[..end]).filter(|name| is_definition && !name.is_empty())
 }
 
@@ -280,6 +281,8 @@ fn definitions_of_types_are_found() {
         ("enum Wait {", None),
         ("pub enum Wait {", Some("Wait")),
         ("    structure: u32,", None),
+        ("pub trait Level", Some("Level")),
+        ("pub struct llama_model {", Some("llama_model")),
     ] {
         assert_eq!(defined_type(line), name, "{line}");
     }

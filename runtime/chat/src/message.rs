@@ -195,6 +195,15 @@ fn text_or_json<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D:
 }
 
 /// A message of a conversation.
+///
+/// ```
+/// use samite_chat::Message;
+///
+/// let messages = [Message::system("Be brief."), Message::user("Hello!")];
+/// let json = r#"[{"role":"system","content":"Be brief."},{"role":"user","content":"Hello!"}]"#;
+/// assert_eq!(serde_json::from_str::<Vec<Message>>(json)?, messages);
+/// # Ok::<_, serde_json::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     /// Author of the message.
@@ -267,6 +276,17 @@ impl Message {
 }
 
 /// A function that the model may call.
+///
+/// ```
+/// use samite_chat::Tool;
+/// use serde_json::json;
+///
+/// let city = json!({"type": "string"});
+/// let parameters = json!({"type": "object", "properties": {"city": city}, "required": ["city"]});
+/// let tool = Tool::new("weather", "The weather in a city", parameters);
+/// assert_eq!(serde_json::to_value(&tool)?["function"]["name"], "weather");
+/// # Ok::<_, serde_json::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tool {
     /// Type of the tool: always "function".

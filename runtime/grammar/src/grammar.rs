@@ -15,6 +15,16 @@ const MAX_REGEX_LEN: usize = 1 << 16;
 
 /// A grammar. Everything that does not need the engine has been validated; the engine validates the
 /// rest in [`constraint`](Self::constraint), or earlier in [`check`](Self::check).
+///
+/// ```
+/// use samite_grammar::Grammar;
+///
+/// Grammar::json_schema(r#"{"type": "object", "properties": {"age": {"type": "integer"}}}"#)?;
+/// Grammar::regex("[a-z]+@[a-z]+")?;
+/// let error = Grammar::gbnf(r#"root ::= "yes" | answer"#).unwrap_err();
+/// assert!(error.to_string().contains("answer"));
+/// # Ok::<_, samite_grammar::GrammarError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Grammar(Form);
 

@@ -69,10 +69,10 @@ impl HubOptions {
         }
     }
 
-    /// Returns these options with a short timeout and without retries, for a response that is not
-    /// needed.
+    /// Returns these options with a short timeout and without retries, for a response that the caller
+    /// can do without.
     #[must_use]
-    pub fn impatient(self) -> Self {
+    pub fn with_short_timeout(self) -> Self {
         HubOptions {
             patience: self.patience.min(Duration::from_secs(3)),
             attempts: 0,
@@ -82,6 +82,22 @@ impl HubOptions {
 }
 
 /// A model hub.
+///
+/// ```no_run
+/// use samite_core::CancelToken;
+/// use samite_hub::{Cache, Error, Hub, HubOptions};
+///
+/// let hub = Hub::new(HubOptions::from_environment());
+/// let cache = Cache::of_user().ok_or(Error::NoCache)?;
+/// let reference = "ggml-org/SmolLM2-135M-GGUF:Q8_0".parse()?;
+/// let listing = hub.list(&reference, "main")?;
+/// for file in listing.choose(&reference)? {
+///     let mut report = |progress| println!("{progress:?}");
+///     let path = hub.fetch(&cache, &listing, file, &mut report, &CancelToken::new())?;
+///     println!("{}", path.display());
+/// }
+/// # Ok::<_, Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Hub {
     pub(crate) options: HubOptions,

@@ -11,9 +11,9 @@ use std::path::PathBuf;
 const REVISION: &str = "main";
 
 /// Downloads a model such as `owner/name` or `owner/name:Q4_K_M` to the user's cache, unless it is
-/// there, and returns the path of its first file.
+/// cached, and returns the path of its first file.
 ///
-/// Without a connection, the cached model is used. [`HubOptions::from_environment`] and
+/// If the hub cannot be reached, the cached model is used. [`HubOptions::from_environment`] and
 /// [`Cache::of_user`] name the environment variables. [`Hub::fetch`] reports progress and can be
 /// cancelled.
 ///
@@ -23,21 +23,22 @@ const REVISION: &str = "main";
 /// ```
 ///
 /// # Errors
-/// [`Error::Reference`] if the name is invalid; also fails like [`Hub::list`] and [`Hub::fetch`].
+/// [`Error::NoCache`] if no cache folder is known, [`Error::Reference`] if the name is invalid; also
+/// fails like [`Hub::list`] and [`Hub::fetch`].
 pub fn download(name: &str) -> Result<PathBuf> {
     let cache = Cache::of_user().ok_or(Error::NoCache)?;
     Hub::new(HubOptions::from_environment()).download(&cache, &name.parse()?)
 }
 
 impl Hub {
-    /// Downloads a model to `cache`, unless it is there, and returns the path of its first file.
-    /// Without a connection, uses the cached model.
+    /// Downloads a model to `cache`, unless it is cached, and returns the path of its first file. If
+    /// the hub cannot be reached, uses the cached model.
     ///
     /// # Errors
     /// Fails like [`Hub::list`] and [`Hub::fetch`].
     pub fn download(&self, cache: &Cache, reference: &Reference) -> Result<PathBuf> {
         let cached = cache.find(reference, REVISION);
-        let impatient = || Hub::new(self.options.clone().impatient());
+        let impatient = || Hub::new(self.options.clone().with_short_timeout());
         let impatient = cached.is_some().then(impatient);
         let hub = impatient.as_ref().unwrap_or(self);
         let listing = match hub.list(reference, REVISION) {

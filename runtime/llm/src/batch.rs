@@ -23,6 +23,17 @@ pub struct BatchToken {
 ///
 /// Embeddings can replace tokens, for example those of images. Either all tokens are replaced or
 /// none.
+///
+/// ```
+/// use samite_llm::Batch;
+///
+/// let mut batch = Batch::new();
+/// // Both sequences begin with token 1 and go on with different ones, which have logits.
+/// batch.add(1, 0, &[0, 1], false);
+/// batch.add(2, 1, &[0], true);
+/// batch.add(3, 1, &[1], true);
+/// assert_eq!(batch.len(), 3);
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     tokens: Vec<BatchToken>,

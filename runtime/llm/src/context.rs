@@ -44,6 +44,21 @@ use std::sync::Arc;
 /// Creation allocates all memory that decoding needs. Only key shifts allocate a little when they
 /// happen. Repeatedly decoding the same number of tokens builds no graph, makes no plan and
 /// allocates nothing.
+///
+/// ```no_run
+/// use samite_llm::{Batch, Context, ContextOptions};
+/// # let model = unimplemented!();
+///
+/// let mut context = Context::new(model, ContextOptions::default())?;
+/// // Three tokens of sequence 0, from position 0 on. The last one has logits.
+/// context.decode(&Batch::sequence(&[1, 2, 3], 0, 0))?;
+/// let logits = context.logits(2).unwrap();
+/// // The sequence goes on at position 3, and a copy of it at another token.
+/// context.copy(0, 1, ..)?;
+/// context.decode(&Batch::sequence(&[4], 3, 0))?;
+/// context.decode(&Batch::sequence(&[5], 3, 1))?;
+/// # Ok::<_, samite_llm::Error>(())
+/// ```
 pub struct Context {
     model: Arc<Model>,
     options: ContextOptions,

@@ -179,6 +179,16 @@ impl ModelPlan {
 }
 
 /// A model with its weights on devices. Contexts share it.
+///
+/// ```no_run
+/// use samite_llm::{Model, ModelOptions};
+/// # let devices = Vec::new();
+///
+/// let model = Model::load("model.gguf", &ModelOptions::new(devices))?;
+/// println!("{}: {} parameters", model.name(), model.n_params());
+/// let tokens = model.tokenizer()?.tokenize("Once upon a time", true, false)?;
+/// # Ok::<_, samite_llm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Model {
     path: PathBuf,

@@ -134,6 +134,24 @@ impl fmt::Debug for PrefillProgress {
 const MAX_RENEWALS: usize = 3;
 
 /// One text in sequence 0 of a context. A common prefix of two prompts is decoded only once.
+///
+/// ```no_run
+/// use samite_llm::{GenerateOptions, Session};
+/// use samite_text::{Sampler, SamplerParams};
+/// use std::ops::ControlFlow;
+/// # let context: samite_llm::Context = unimplemented!();
+///
+/// let mut session = Session::new(context)?;
+/// let prompt = session.tokenizer().tokenize("Once upon a time", true, false)?;
+/// let mut sampler = Sampler::new(SamplerParams { seed: 7, ..SamplerParams::default() })?;
+/// let options = GenerateOptions { max_tokens: Some(100), ..GenerateOptions::default() };
+/// let generation = session.generate(&prompt, &mut sampler, &options, |text| {
+///     print!("{text}");
+///     ControlFlow::Continue(())
+/// })?;
+/// println!("{:?}", generation.finish);
+/// # Ok::<_, samite_llm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Session {
     context: Context,

@@ -36,7 +36,7 @@ impl OutboxChannel {
 
 impl std::fmt::Debug for OutboxChannel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Outbox")
+        f.debug_struct("OutboxChannel")
             .field("capacity", &self.capacity)
             .finish_non_exhaustive()
     }

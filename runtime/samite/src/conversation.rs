@@ -39,6 +39,18 @@ pub enum ToolChoice {
 }
 
 /// Options for the answers of a conversation.
+///
+/// ```no_run
+/// use samite::Conversation;
+///
+/// let mut chat = Conversation::open("model.gguf")?;
+/// chat.options.max_tokens = Some(200);
+/// chat.options.sampling.temperature = 0.2;
+/// chat.options.sampling.seed = 7;
+/// chat.options.stop.push("\n\n".to_owned());
+/// println!("{}", chat.ask("Name three rivers.")?);
+/// # Ok::<_, samite::ConversationError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ConversationOptions {
     /// Sampling parameters. Each answer of a conversation uses its own seed, derived from this one.

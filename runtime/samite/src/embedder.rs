@@ -90,22 +90,28 @@ impl TextEmbedder {
         Ok(embeddings)
     }
 
-    /// Returns a context with room for each of `texts`, the last one if it has it.
+    /// Returns a context with room for `texts`. Reuses the last context if it is large enough.
     fn context_for(&mut self, texts: &[Vec<u32>]) -> llm::Result<&mut Context> {
         let spec = self.model.spec();
         let n_ctx = self.options.n_ctx.unwrap_or(spec.n_ctx_train);
-        // No room for a text that is too long: `embed` rejects it.
+        // Texts longer than the context get no room; `embed` rejects them.
         let lengths: Vec<_> = texts.iter().map(|text| text.len().min(n_ctx)).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let context = self.context.take();
-        let context = match context.filter(|context| context.n_ctx() >= longest) {
+        let mut options = self.options.clone();
+        options.n_ctx = Some(n_ctx);
+        fit_to(&mut options, spec, self.pooling, &lengths);
+        // One that is too small would embed the texts one by one.
+        let is_large_enough = |context: &Context| {
+            let given = context.options();
+            given.n_seq >= options.n_seq
+                && given.n_batch >= options.n_batch
+                && given.n_ubatch >= options.n_ubatch.min(options.n_batch)
+                && context.n_ctx() >= longest
+        };
+        let context = match context.filter(is_large_enough) {
             Some(context) => context,
-            None => {
-                let mut options = self.options.clone();
-                options.n_ctx = Some(n_ctx);
-                fit_to(&mut options, spec, self.pooling, &lengths);
-                Context::new(self.model.clone(), options)?
-            }
+            None => Context::new(self.model.clone(), options)?,
         };
         Ok(self.context.insert(context))
     }
@@ -138,6 +144,8 @@ mod tests {
         let length: f32 = alone.iter().map(|x| x * x).sum();
         assert!((length - 1.0).abs() < 1e-5, "{length}");
         assert!(embedder.embed(&[""; 0]).unwrap().is_empty());
+        let context = embedder.context.as_ref().unwrap();
+        assert_eq!(context.options().n_seq, 3, "three texts at once");
     }
 
     #[test]

@@ -23,14 +23,29 @@ async function on(mode, act) {
   });
 }
 
-// A page that is left aborts its writes. They are kept in storage that is written at once, until the next page makes up for them.
+// The browser aborts the writes of a page that is left. They are copied to localStorage, which is synchronous, and the next
+// page writes them again.
 const UNSAVED = "samite.unsaved";
 
 /** Conversations that are being written, by id; null for one that is being deleted. */
 const unsaved = new Map();
 
+/** What earlier pages did not save, as pairs of ids and conversations. */
+function left() {
+  try {
+    return JSON.parse(localStorage.getItem(UNSAVED)) ?? [];
+  } catch {
+    return [];
+  }
+}
+
 addEventListener("pagehide", () => {
-  if (unsaved.size) localStorage.setItem(UNSAVED, JSON.stringify([...unsaved]));
+  if (!unsaved.size) return;
+  try {
+    localStorage.setItem(UNSAVED, JSON.stringify([...new Map([...left(), ...unsaved])]));
+  } catch {
+    // Large files do not fit.
+  }
 });
 
 async function write(id, conversation) {
@@ -42,18 +57,30 @@ async function write(id, conversation) {
   }
 }
 
+/** Writes what earlier pages did not save, unless another page has saved something newer. */
+async function restore() {
+  for (const [id, conversation] of left()) {
+    const stored = await on("readonly", (store) => store.get(id));
+    if (!conversation || !stored || stored.changed <= conversation.changed) await write(id, conversation);
+  }
+  localStorage.removeItem(UNSAVED);
+}
+
 /** All conversations, the latest first. */
 export async function all() {
-  const left = localStorage.getItem(UNSAVED) ?? "[]";
-  localStorage.removeItem(UNSAVED);
-  for (const [id, conversation] of JSON.parse(left)) await write(id, conversation);
+  await restore().catch(() => {});
   const found = await on("readonly", (store) => store.getAll());
   return found.sort((a, b) => b.changed - a.changed);
 }
 
 export const put = (conversation) => write(conversation.id, conversation);
 export const remove = (id) => write(id, null);
-export const clear = () => on("readwrite", (store) => store.clear());
+
+export function clear() {
+  unsaved.clear();
+  localStorage.removeItem(UNSAVED);
+  return on("readwrite", (store) => store.clear());
+}
 
 /** What is sent with each request. */
 export function settings() {

@@ -18,7 +18,7 @@ pub struct Accounts {
     /// Bytes that all requests together may hold. One request may hold half of it.
     limit: usize,
     ledger: Arc<Ledger>,
-    /// Shares of the owners that have a request.
+    /// Ledgers of the owners that have requests.
     owners: Mutex<BTreeMap<u64, Weak<Ledger>>>,
     /// Wakes requests that wait for memory.
     released: Notify,
@@ -44,7 +44,7 @@ impl Accounts {
         }
     }
 
-    /// Returns the bytes that one owner may hold: three quarters if there are several owners.
+    /// Returns the bytes that one owner may hold: all, or three quarters if there are several owners.
     fn share(&self, owner: u64) -> usize {
         if owner == 0 {
             self.limit
@@ -118,11 +118,22 @@ impl RequestAccount {
             error.status = 413;
             return error;
         }
+        let (whose, limit) = if self.is_share_full(bytes) {
+            ("requests of this key", self.accounts.share(self.owner))
+        } else {
+            ("requests", limit)
+        };
         let message = format!(
-            "requests hold the {} MiB of memory that they may (--request-memory): try again later",
-            mebibytes(self.accounts.share(self.owner))
+            "{whose} hold the {} MiB of memory that they may (--request-memory): try again later",
+            mebibytes(limit)
         );
         ApiError::new(503, message)
+    }
+
+    /// Returns whether `bytes` more would exceed the share of the owner, if there are several.
+    pub fn is_share_full(&self, bytes: usize) -> bool {
+        let held = || self.accounts.ledger(self.owner).taken();
+        self.owner != 0 && held().saturating_add(bytes) > self.accounts.share(self.owner)
     }
 
     /// Returns a future that completes when another account is closed after this call.
@@ -167,9 +178,15 @@ mod tests {
         let accounts = Arc::new(Accounts::new(100));
         let [a, b, other] = [1, 1, 2].map(|owner| RequestAccount::new(&accounts, owner));
         a.charge("x", 50).unwrap();
-        assert_eq!(b.charge("x", 26).unwrap_err().status, 503);
+        let refused = b.charge("x", 26).unwrap_err();
+        assert_eq!(refused.status, 503);
+        assert!(refused.message.starts_with("requests of this key hold"));
+        assert!(b.is_share_full(26) && !b.is_share_full(25));
         b.charge("x", 25).unwrap();
         other.charge("x", 25).unwrap();
+        let refused = other.charge("x", 1).unwrap_err();
+        assert!(refused.message.starts_with("requests hold"));
+        assert!(!other.is_share_full(1));
         drop((a, b));
         other.charge("x", 25).unwrap();
         assert_eq!(lock(&accounts.owners).len(), 2);

@@ -37,6 +37,8 @@ pub struct Bodies {
     /// Bytes of incomplete bodies. Requests with complete bodies use other accounts, so bodies that
     /// never end block no request.
     coming: Arc<Accounts>,
+    /// Held while a body waits for another to make room.
+    making_room: tokio::sync::Mutex<()>,
     /// Turns of large bodies.
     large: Arc<Turns>,
 }
@@ -48,6 +50,7 @@ impl Bodies {
         Bodies {
             limit,
             coming: Arc::new(Accounts::new(memory)),
+            making_room: tokio::sync::Mutex::default(),
             large,
         }
     }
@@ -57,31 +60,60 @@ impl Bodies {
     async fn bytes(
         &self,
         body: Body,
+        length: Option<u64>,
         account: &RequestAccount,
         peer: &Connection,
     ) -> Result<Vec<u8>> {
         let receiving = Receiving::new(peer);
+        // All of a known length at once: bodies that wait for memory with a part of theirs would
+        // wait for each other.
+        let mut charged = length.map_or(0, |length| length as usize);
+        self.charge(charged, account, &receiving).await?;
         let mut stream = body.into_data_stream();
         let mut bytes = Vec::new();
         while let Some(part) = stream.next().await {
             let part = part
                 .map_err(|error| ApiError::invalid(format!("the body cannot be read: {error}")))?;
             receiving.has_come();
-            if bytes.len() + part.len() > self.limit {
+            let sum = bytes.len() + part.len();
+            if sum > self.limit {
                 return Err(self.too_large());
             }
-            loop {
-                let released = account.released();
-                match account.charge("body", part.len()) {
-                    Err(error) if error.status == 503 && receiving.make_room() => {
-                        let _ = tokio::time::timeout(ROOM_TIME, released).await;
-                    }
-                    charged => break charged?,
-                }
-            }
+            let more = sum.saturating_sub(charged);
+            self.charge(more, account, &receiving).await?;
+            charged += more;
             bytes.extend_from_slice(&part);
         }
         Ok(bytes)
+    }
+
+    /// Charges `bytes`. If there is no room, drops other bodies first.
+    async fn charge(
+        &self,
+        bytes: usize,
+        account: &RequestAccount,
+        receiving: &Receiving<'_>,
+    ) -> Result<()> {
+        match account.charge("body", bytes) {
+            // Bodies of other owners do not hold what the owner's share lacks.
+            Err(error) if error.status == 503 && !account.is_share_full(bytes) => {}
+            charged => return charged,
+        }
+        receiving.pause();
+        // One after the other: together they would drop more than they need.
+        let _turn = self.making_room.lock().await;
+        loop {
+            let released = account.released();
+            match account.charge("body", bytes) {
+                Err(error) if error.status == 503 && receiving.make_room() => {
+                    let _ = tokio::time::timeout(ROOM_TIME, released).await;
+                }
+                charged => {
+                    receiving.has_come();
+                    return charged;
+                }
+            }
+        }
     }
 
     fn too_large(&self) -> ApiError {
@@ -102,7 +134,7 @@ impl Bodies {
             return Err(self.too_large());
         }
         let coming = RequestAccount::new(&self.coming, owner);
-        let bytes = tokio::time::timeout(TIME, self.bytes(body, &coming, peer))
+        let bytes = tokio::time::timeout(TIME, self.bytes(body, length, &coming, peer))
             .await
             .map_err(|_| ApiError::new(408, "the body did not come in time"))??;
         if bytes.iter().all(u8::is_ascii_whitespace) {

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 /// Number of open files reserved for other purposes.
 const OTHER_FILES: usize = 64;
 
-/// Maximum number of connections above the limit that were told to close and have not yet.
+/// Maximum number of closing connections that do not count towards the limit.
 const MAX_LEAVING: usize = OTHER_FILES / 2;
 
 /// Bytes that a connection may hold for the head of a request: twice its maximum size.
@@ -68,7 +68,7 @@ pub struct Connection {
     pub leave: Arc<Notify>,
     /// Notified if the connection must close at once.
     pub cut: Arc<Notify>,
-    /// True once one of them was notified.
+    /// True once `leave` or `cut` was notified.
     is_leaving: Arc<AtomicBool>,
     place: Mutex<Option<(u64, Wait)>>,
 }
@@ -103,6 +103,11 @@ impl<'c> Receiving<'c> {
     /// Records that a part has arrived.
     pub fn has_come(&self) {
         self.0.wait_for(Wait::Body);
+    }
+
+    /// Records that the server has no memory for the body, so that its client is not late.
+    pub fn pause(&self) {
+        self.0.work();
     }
 
     /// Closes the connection whose body made no progress for the longest time, if there is another
@@ -141,7 +146,7 @@ impl Connections {
         let mut list = lock(&self.list);
         *list.open.entry(address).or_default() += 1;
         let open = list.open.values().sum::<usize>();
-        // Connections that are closing make room already: a burst must not close all others.
+        // Closing connections do not count, so that a burst does not close all others.
         if open - list.leaving.min(MAX_LEAVING) > self.limit {
             list.dismiss(|_, _| true);
         }
@@ -370,6 +375,10 @@ mod tests {
         bodies[0].has_come();
         assert!(bodies[2].make_room());
         assert_eq!(leaving(&list), [false, true, false]);
+        // A body that the server has no memory for stays.
+        bodies[0].pause();
+        assert!(!bodies[2].make_room());
+        assert_eq!(leaving(&list), [false, false, false]);
         drop(bodies);
         // A lone body can make no room.
         assert!(!Receiving::new(&list[0]).make_room());

@@ -11,6 +11,7 @@ use crate::app::{App, lock};
 use crate::body::Bodies;
 use crate::entry::{Entry, State, Status};
 use crate::error::{ApiError, Result};
+use crate::loader::Loader;
 use crate::options::ServeOptions;
 use crate::turns::{Turns, beside_engine};
 use std::path::PathBuf;
@@ -95,6 +96,7 @@ pub struct Hub {
     /// Number of requests that wait for `changing`.
     waiting: AtomicUsize,
     uses: AtomicU64,
+    pub(crate) loader: Loader,
 }
 
 impl std::fmt::Debug for Hub {
@@ -197,6 +199,7 @@ impl Hub {
             changing: Arc::default(),
             waiting: AtomicUsize::new(0),
             uses: AtomicU64::new(0),
+            loader: Loader::default(),
         }
     }
 
@@ -355,7 +358,7 @@ impl Hub {
         // The client may disconnect: the model is loaded anyway, so that its state stays
         // consistent.
         let hub = Arc::clone(self);
-        let loading = tokio::task::spawn_blocking(move || {
+        let loading = self.loader.run(move || {
             let _turn = turn;
             let entry = &hub.entries[at];
             entry.load()?;
@@ -364,8 +367,10 @@ impl Hub {
                 .using(|| hub.next_use())
                 .ok_or_else(|| "it was given up".to_owned())
         });
-        let loaded = loading.await.map_err(|error| error.to_string());
-        loaded.and_then(|loaded| loaded).map_err(failed)
+        let loaded = loading.await;
+        loaded
+            .unwrap_or_else(|| Err("the thread that loads models has failed".to_owned()))
+            .map_err(failed)
     }
 
     /// Waits until `needed` bytes are free for one more model. Unloads the least recently used

@@ -25,7 +25,7 @@
 //! | file | content |
 //! |---|---|
 //! | `options.rs`, `app.rs` | options of a server; state that the requests of a model share |
-//! | `hub.rs`, `entry.rs` | several models: which are loaded, and which to unload |
+//! | `hub.rs`, `entry.rs`, `loader.rs` | several models: loading and unloading |
 //! | `server.rs`, `connections.rs` | listening and draining; connection limit |
 //! | `timed.rs`, `tls.rs` | time limits of clients; TLS |
 //! | `account.rs`, `turns.rs` | memory of a request; turns at expensive work |
@@ -65,6 +65,7 @@ pub mod fuzz;
 mod hub;
 mod job;
 mod latency;
+mod loader;
 mod options;
 mod page;
 mod paths;

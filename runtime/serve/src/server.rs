@@ -49,12 +49,23 @@ const BLOCKING_WAIT: Duration = Duration::from_secs(u32::MAX as u64);
 /// that this much is free.
 pub const ROOM: usize = 32 << 20;
 
-/// Lowers the priority of the calling thread below that of the engine's threads, so that a flood of
-/// large requests does not slow generation. Does nothing where threads share one priority.
-fn yield_to_engine() {
-    // Fails only where a policy forbids it; then the thread keeps its priority.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::nice(5);
+/// Returns a function that lowers the priority of its thread below that of the caller, which the
+/// engine's threads have, so that a flood of large requests does not slow generation. It does
+/// nothing on systems where the threads of a process share one priority.
+#[cfg(target_os = "linux")]
+fn lower_priority() -> impl Fn() + Send + Sync + 'static {
+    use rustix::process::{getpriority_process, setpriority_process};
+    // Not relative to the thread: threads inherit the priority of the one that starts them.
+    let nice = getpriority_process(None).map(|nice| (nice + 5).min(19));
+    move || {
+        // Fails only where a policy forbids it; then the thread keeps its priority.
+        let _ = nice.and_then(|nice| setpriority_process(None, nice));
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn lower_priority() -> impl Fn() + Send + Sync + 'static {
+    || ()
 }
 
 /// Serves until `stop` is cancelled, then finishes the requests in flight. Calls `ready` with the
@@ -65,13 +76,14 @@ fn yield_to_engine() {
 pub fn serve(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -> io::Result<()> {
     samite_core::ask_for_memory(ROOM, "the threads and requests of the server")
         .map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error.to_string()))?;
+    hub.loader.start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(64)
         .thread_keep_alive(BLOCKING_WAIT)
         .enable_all()
         .thread_name("http")
-        .on_thread_start(yield_to_engine)
+        .on_thread_start(lower_priority())
         .build()?;
     // Start one thread for blocking work now.
     let result = runtime.block_on(async {

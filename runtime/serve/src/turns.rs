@@ -35,8 +35,8 @@ pub struct Turn {
     owner: Option<u64>,
 }
 
-/// Returns the number of turns at work of processors, at most 2: half of the processors, so that
-/// the engine keeps the others.
+/// Returns how many requests may do expensive work at once: half of the processors, at least 1 and
+/// at most 2, so that the engine keeps the others.
 pub fn beside_engine() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     (processors / 2).clamp(1, 2)

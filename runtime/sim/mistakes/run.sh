@@ -30,7 +30,7 @@ build() { cargo test --quiet --locked -p samite-sim --test seeds --no-run >"$wor
 # Prints the seed that failed. What hangs was not found: nobody would know the seed.
 play() {
   timeout 600 cargo test --quiet --locked -p samite-sim --test seeds seeds_pass >"$work/log.txt" 2>&1 ||
-    sed -n 's/.*; again: samite sim --seed \([0-9]*\).*/\1/p' "$work/log.txt" | head -n 1
+    sed -n 's/.*; again: samite dev sim --seed \([0-9]*\).*/\1/p' "$work/log.txt" | head -n 1
 }
 if ! build || [ -n "$(play)" ] || ! grep -q "test result: ok" "$work/log.txt"; then
   cat "$work/log.txt"

@@ -114,7 +114,7 @@ impl SimCase {
 }
 
 impl fmt::Display for SimCase {
-    /// Writes the flags of `samite sim` that reproduce the case.
+    /// Writes the flags of `samite dev sim` that reproduce the case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = self.whole();
         write!(f, "--seed {}", self.seed)?;

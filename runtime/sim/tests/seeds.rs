@@ -3,7 +3,7 @@
 
 use samite_sim::{Fault, Search, SimCase, Workload, run, shrink};
 
-/// Number of cases in one test run; `samite sim` runs more in the same time.
+/// Number of cases in one test run; `samite dev sim` runs more in the same time.
 /// `SAMITE_SIM_SEEDS=first..end` selects other seeds, `SAMITE_SIM_WORKLOAD` a single workload.
 /// `SAMITE_SIM_SHRINK=0` reports failures without minimizing them.
 const SEEDS: u64 = 300;
@@ -28,7 +28,7 @@ fn seeds_pass() {
             Ok("0") => failure.clone(),
             _ => shrink(failure),
         };
-        panic!("{}; again: samite sim {}", failure.what, failure.case);
+        panic!("{}; again: samite dev sim {}", failure.what, failure.case);
     }
     println!("{} cases, {} steps", summary.cases, summary.steps);
     if workload.is_some() {

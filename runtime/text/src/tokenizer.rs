@@ -19,6 +19,19 @@ const HIDDEN: TokenAttributes = TokenAttributes::UNKNOWN.union(TokenAttributes::
 /// Converts text to tokens and tokens to bytes, for one vocabulary.
 ///
 /// Immutable once built: any number of threads can share one.
+///
+/// ```
+/// use samite_text::{Tokenizer, TokenizerModel, VocabData};
+///
+/// let texts = ["<unk>", "<s>", "</s>", "yes", "no"];
+/// let texts = texts.map(|text| text.as_bytes().to_vec()).to_vec();
+/// let mut data = VocabData::new(TokenizerModel::Llama, texts);
+/// data.token_types = Some(vec![2, 3, 3, 1, 1]);
+/// let tokenizer = Tokenizer::new(data)?;
+/// assert_eq!(tokenizer.find("yes"), Some(3));
+/// assert_eq!(tokenizer.detokenize(&[3, 4])?, b"yesno");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Tokenizer {
     vocab: Vocab,

@@ -119,7 +119,14 @@ fn received(receiver: &Receiver<Peaks>, cancel: &CancelToken) -> CommandResult<P
     loop {
         cancel.check()?;
         match receiver.recv_timeout(Duration::from_millis(50)) {
-            Ok(peaks) => return Ok(peaks),
+            Ok(peaks) if peaks.clock_hz > 0.0 => return Ok(peaks),
+            Ok(peaks) => {
+                return Err(CommandError::error(format_args!(
+                    "the machine's limits cannot be measured: {} threads cannot be started; use \
+                     fewer with --threads",
+                    peaks.threads
+                )));
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(CommandError::error(

@@ -1,4 +1,4 @@
-//! `samite test-ops --perf`: times operations.
+//! `samite dev test-ops --perf`: times operations.
 
 use super::TestOpsArgs;
 use crate::commands::bench::limits;

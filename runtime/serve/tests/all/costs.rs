@@ -231,12 +231,34 @@ fn a_model_is_unloaded_behind_a_stream_that_nobody_reads() {
     let hub = Hub::new(options, vec![model], limits, true).unwrap();
     let server = Server::with_hub(hub);
     is_served(&server);
+    // Engines that are loaded on request run before HTTP, like all others.
+    #[cfg(target_os = "linux")]
+    assert_eq!(
+        priorities("requests"),
+        priorities("http").map(|nice| nice - 5)
+    );
     let unread = unread(&server);
     server.wait_until(true);
     let (status, answer) = server.post("/models/unload", &json!({"model": "stories"}));
     assert_eq!(status, 200, "{answer}");
     is_served(&server);
     drop(unread);
+}
+
+/// Returns the lowest and the highest nice value of this process's threads with a name.
+#[cfg(target_os = "linux")]
+fn priorities(name: &str) -> [i32; 2] {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let nice = tasks.filter_map(|task| {
+        // The thread may end meanwhile.
+        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        let (start, rest) = stat.rsplit_once(") ")?;
+        let is_named = start.split_once(" (")?.1 == name;
+        // Field 19, of which 3 is the first behind the name.
+        rest.split(' ').nth(16)?.parse().ok().filter(|_| is_named)
+    });
+    let nice: Vec<i32> = nice.collect();
+    [*nice.iter().min().unwrap(), *nice.iter().max().unwrap()]
 }
 
 #[test]

@@ -5,6 +5,15 @@ use super::rng::Generator;
 use super::stage::Stage;
 
 /// Sampling parameters. The defaults are llama.cpp's; each stage can be disabled.
+///
+/// ```
+/// use samite_text::{Sampler, SamplerParams};
+///
+/// let params = SamplerParams { temperature: 0.7, top_k: 2, seed: 1, ..SamplerParams::default() };
+/// let token = Sampler::new(params)?.sample(&[0.5, 1.0, -2.0, 1.5])?;
+/// assert!([1, 3].contains(&token), "one of the two most probable tokens");
+/// # Ok::<_, samite_text::SamplerError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplerParams {
     /// Seed of the random generator: the same seed results in the same choices. Default 0.
