@@ -2,7 +2,7 @@
 
 use crate::numbers::{flag, op};
 use crate::params::encode;
-use crate::{ConversionReason, Description};
+use crate::{Description, UnsupportedConversion};
 use samite_core::{Graph, Layout, Node, Op, TensorId};
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ pub fn with_views(graph: &Graph, nodes: &[TensorId]) -> Vec<TensorId> {
 ///
 /// # Errors
 /// If an extent does not fit into 63 bits.
-pub fn bare(layout: &Layout) -> Result<Description, ConversionReason> {
+pub fn bare(layout: &Layout) -> Result<Description, UnsupportedConversion> {
     let mut tensor = Description {
         dtype: layout.dtype().id(),
         nb: layout.strides(),
@@ -79,7 +79,7 @@ pub fn bare(layout: &Layout) -> Result<Description, ConversionReason> {
 ///
 /// # Errors
 /// If ggml does not have the operation or a number does not fit.
-pub fn describe(node: Node<'_>) -> Result<Description, ConversionReason> {
+pub fn describe(node: Node<'_>) -> Result<Description, UnsupportedConversion> {
     let mut tensor = bare(node.layout())?;
     let encoded = encode(node.op())?;
     tensor.op = encoded.op;

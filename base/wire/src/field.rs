@@ -1,7 +1,7 @@
 //! Places of ggml's operation parameters: words of the tensor, or properties of the result.
 
 use crate::numbers::{MAX_OP_PARAMS, glu, precision, rope_mode};
-use crate::{ConversionReason, Description};
+use crate::{Description, UnsupportedConversion};
 use samite_core::op::{
     Glu, Interpolation, Pool, Precision, Rope, RopeMode, SortOrder, Triangle, Unary, Window,
 };
@@ -13,22 +13,22 @@ pub type Words = [i32; MAX_OP_PARAMS];
 /// Place of a parameter of type `T`.
 pub trait Field<T> {
     /// Writes the parameter to the words. Parameters that the result shows need no word.
-    fn write(&self, value: T, words: &mut Words) -> Result<(), ConversionReason>;
+    fn write(&self, value: T, words: &mut Words) -> Result<(), UnsupportedConversion>;
 
     /// Reads it from a tensor.
-    fn read(&self, tensor: &Description) -> Result<T, ConversionReason>;
+    fn read(&self, tensor: &Description) -> Result<T, UnsupportedConversion>;
 }
 
 /// A float in a word.
 pub struct Float(pub usize);
 
 impl Field<f32> for Float {
-    fn write(&self, value: f32, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, value: f32, words: &mut Words) -> Result<(), UnsupportedConversion> {
         words[self.0] = value.to_bits().cast_signed();
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<f32, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<f32, UnsupportedConversion> {
         Ok(f32::from_bits(tensor.op_params[self.0].cast_unsigned()))
     }
 }
@@ -37,13 +37,13 @@ impl Field<f32> for Float {
 pub struct Size(pub usize);
 
 impl Field<usize> for Size {
-    fn write(&self, value: usize, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, value: usize, words: &mut Words) -> Result<(), UnsupportedConversion> {
         words[self.0] = i32::try_from(value)
             .map_err(|_| format!("parameter {value} does not fit into 32 bits"))?;
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<usize, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<usize, UnsupportedConversion> {
         let word = tensor.op_params[self.0];
         usize::try_from(word)
             .map_err(|_| format!("parameter {} is negative: {word}", self.0).into())
@@ -54,12 +54,12 @@ impl Field<usize> for Size {
 pub struct Sizes<const N: usize>(pub [usize; N]);
 
 impl<const N: usize> Field<[usize; N]> for Sizes<N> {
-    fn write(&self, value: [usize; N], words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, value: [usize; N], words: &mut Words) -> Result<(), UnsupportedConversion> {
         let mut pairs = self.0.into_iter().zip(value);
         pairs.try_for_each(|(at, size)| Size(at).write(size, words))
     }
 
-    fn read(&self, tensor: &Description) -> Result<[usize; N], ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<[usize; N], UnsupportedConversion> {
         let mut sizes = [0; N];
         for (size, at) in sizes.iter_mut().zip(self.0) {
             *size = Size(at).read(tensor)?;
@@ -73,7 +73,7 @@ impl<const N: usize> Field<[usize; N]> for Sizes<N> {
 pub struct Windows(pub usize);
 
 impl Field<Window> for Windows {
-    fn write(&self, window: Window, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, window: Window, words: &mut Words) -> Result<(), UnsupportedConversion> {
         for d in 0..self.0 {
             let parts = [window.stride[d], window.padding[d], window.dilation[d]];
             for (part, number) in parts.into_iter().enumerate() {
@@ -83,7 +83,7 @@ impl Field<Window> for Windows {
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<Window, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<Window, UnsupportedConversion> {
         let mut window = Window::default();
         for d in 0..self.0 {
             let number = |part: usize| Size(part * self.0 + d).read(tensor).map(|n| n as u32);
@@ -99,12 +99,12 @@ impl Field<Window> for Windows {
 pub struct Circular;
 
 impl Field<Shape> for Circular {
-    fn write(&self, after: Shape, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, after: Shape, words: &mut Words) -> Result<(), UnsupportedConversion> {
         words[8] = 1;
         Sizes([1, 3, 5, 7]).write(after, words)
     }
 
-    fn read(&self, tensor: &Description) -> Result<Shape, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<Shape, UnsupportedConversion> {
         Sizes([1, 3, 5, 7]).read(tensor)
     }
 }
@@ -113,11 +113,11 @@ impl Field<Shape> for Circular {
 pub struct Shifts;
 
 impl Field<Shape> for Shifts {
-    fn write(&self, shift: Shape, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, shift: Shape, words: &mut Words) -> Result<(), UnsupportedConversion> {
         Sizes([0, 1, 2, 3]).write(shift, words)
     }
 
-    fn read(&self, tensor: &Description) -> Result<Shape, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<Shape, UnsupportedConversion> {
         let extents = shape(tensor)?;
         Ok(std::array::from_fn(|d| {
             let word = i64::from(tensor.op_params[d]);
@@ -131,12 +131,12 @@ impl Field<Shape> for Shifts {
 pub struct Bit(pub usize, pub u32);
 
 impl Field<bool> for Bit {
-    fn write(&self, value: bool, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, value: bool, words: &mut Words) -> Result<(), UnsupportedConversion> {
         words[self.0] |= i32::from(value) << self.1;
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<bool, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<bool, UnsupportedConversion> {
         Ok(tensor.op_params[self.0] >> self.1 & 1 != 0)
     }
 }
@@ -145,7 +145,7 @@ impl Field<bool> for Bit {
 pub struct Scaling;
 
 impl Field<Interpolation> for Scaling {
-    fn write(&self, value: Interpolation, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, value: Interpolation, words: &mut Words) -> Result<(), UnsupportedConversion> {
         words[0] |= match value {
             Interpolation::Nearest => 0,
             Interpolation::Bilinear => 1,
@@ -154,7 +154,7 @@ impl Field<Interpolation> for Scaling {
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<Interpolation, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<Interpolation, UnsupportedConversion> {
         match tensor.op_params[0] & !(3 << 8) {
             0 => Ok(Interpolation::Nearest),
             1 => Ok(Interpolation::Bilinear),
@@ -168,14 +168,14 @@ impl Field<Interpolation> for Scaling {
 pub struct Long(pub usize);
 
 impl Field<usize> for Long {
-    fn write(&self, value: usize, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, value: usize, words: &mut Words) -> Result<(), UnsupportedConversion> {
         let [a, b, c, d, e, f, g, h] = (value as u64).to_ne_bytes();
         words[self.0] = i32::from_ne_bytes([a, b, c, d]);
         words[self.0 + 1] = i32::from_ne_bytes([e, f, g, h]);
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<usize, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<usize, UnsupportedConversion> {
         let words = [self.0, self.0 + 1].map(|at| tensor.op_params[at].to_ne_bytes());
         let [[a, b, c, d], [e, f, g, h]] = words;
         usize::try_from(u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
@@ -187,12 +187,12 @@ impl Field<usize> for Long {
 pub struct Flag(pub usize);
 
 impl Field<bool> for Flag {
-    fn write(&self, value: bool, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, value: bool, words: &mut Words) -> Result<(), UnsupportedConversion> {
         words[self.0] = i32::from(value);
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<bool, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<bool, UnsupportedConversion> {
         Ok(tensor.op_params[self.0] != 0)
     }
 }
@@ -206,7 +206,7 @@ pub struct OneOf<T: 'static> {
 }
 
 impl<T: Copy + PartialEq + std::fmt::Debug> Field<T> for OneOf<T> {
-    fn write(&self, value: T, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, value: T, words: &mut Words) -> Result<(), UnsupportedConversion> {
         let known = self.numbers.iter().find(|(known, _)| *known == value);
         let (_, number) =
             known.ok_or_else(|| format!("{} {value:?} has no form in ggml", self.what))?;
@@ -214,7 +214,7 @@ impl<T: Copy + PartialEq + std::fmt::Debug> Field<T> for OneOf<T> {
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<T, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<T, UnsupportedConversion> {
         let word = tensor.op_params[self.at];
         let known = self.numbers.iter().find(|(_, number)| *number == word);
         let known = known.ok_or_else(|| format!("{} {word} is not known", self.what))?;
@@ -274,7 +274,7 @@ pub const fn order_at(at: usize) -> OneOf<SortOrder> {
 struct Turning;
 
 impl Field<RopeMode> for Turning {
-    fn write(&self, mode: RopeMode, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, mode: RopeMode, words: &mut Words) -> Result<(), UnsupportedConversion> {
         words[2] = match mode {
             RopeMode::Normal => rope_mode::NORMAL,
             RopeMode::Neox => rope_mode::NEOX,
@@ -286,9 +286,9 @@ impl Field<RopeMode> for Turning {
         SECTIONS.write(sections.map(|n| n as usize), words)
     }
 
-    fn read(&self, tensor: &Description) -> Result<RopeMode, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<RopeMode, UnsupportedConversion> {
         // Words hold 31 bits.
-        let sections = || Ok::<_, ConversionReason>(SECTIONS.read(tensor)?.map(|n| n as u32));
+        let sections = || Ok::<_, UnsupportedConversion>(SECTIONS.read(tensor)?.map(|n| n as u32));
         Ok(match tensor.op_params[2] {
             rope_mode::NORMAL => RopeMode::Normal,
             rope_mode::NEOX => RopeMode::Neox,
@@ -312,11 +312,11 @@ const SECTIONS: Sizes<4> = Sizes([11, 12, 13, 14]);
 pub struct ResultShape;
 
 impl Field<Shape> for ResultShape {
-    fn write(&self, _: Shape, _: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, _: Shape, _: &mut Words) -> Result<(), UnsupportedConversion> {
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<Shape, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<Shape, UnsupportedConversion> {
         shape(tensor)
     }
 }
@@ -325,11 +325,11 @@ impl Field<Shape> for ResultShape {
 pub struct ResultRow;
 
 impl Field<usize> for ResultRow {
-    fn write(&self, _: usize, _: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, _: usize, _: &mut Words) -> Result<(), UnsupportedConversion> {
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<usize, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<usize, UnsupportedConversion> {
         Ok(shape(tensor)?[0])
     }
 }
@@ -338,11 +338,11 @@ impl Field<usize> for ResultRow {
 pub struct ResultRows;
 
 impl Field<usize> for ResultRows {
-    fn write(&self, _: usize, _: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, _: usize, _: &mut Words) -> Result<(), UnsupportedConversion> {
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<usize, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<usize, UnsupportedConversion> {
         Ok(shape(tensor)?[1])
     }
 }
@@ -351,11 +351,11 @@ impl Field<usize> for ResultRows {
 pub struct ResultStrides;
 
 impl Field<[usize; 3]> for ResultStrides {
-    fn write(&self, _: [usize; 3], _: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, _: [usize; 3], _: &mut Words) -> Result<(), UnsupportedConversion> {
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<[usize; 3], ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<[usize; 3], UnsupportedConversion> {
         let [_, strides @ ..] = tensor.nb;
         Ok(strides)
     }
@@ -365,11 +365,11 @@ impl Field<[usize; 3]> for ResultStrides {
 pub struct ResultType;
 
 impl Field<DType> for ResultType {
-    fn write(&self, _: DType, _: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, _: DType, _: &mut Words) -> Result<(), UnsupportedConversion> {
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<DType, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<DType, UnsupportedConversion> {
         dtype(tensor)
     }
 }
@@ -378,7 +378,7 @@ impl Field<DType> for ResultType {
 pub struct RopeFields;
 
 impl Field<Rope> for RopeFields {
-    fn write(&self, rope: Rope, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, rope: Rope, words: &mut Words) -> Result<(), UnsupportedConversion> {
         Size(1).write(rope.dims, words)?;
         Turning.write(rope.mode, words)?;
         Size(4).write(rope.original_context, words)?;
@@ -391,7 +391,7 @@ impl Field<Rope> for RopeFields {
         Size(15).write(rope.offset, words)
     }
 
-    fn read(&self, tensor: &Description) -> Result<Rope, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<Rope, UnsupportedConversion> {
         Ok(Rope {
             dims: Size(1).read(tensor)?,
             mode: Turning.read(tensor)?,
@@ -411,7 +411,7 @@ impl Field<Rope> for RopeFields {
 pub struct Function;
 
 impl Field<Unary> for Function {
-    fn write(&self, function: Unary, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, function: Unary, words: &mut Words) -> Result<(), UnsupportedConversion> {
         let place = Unary::ALL
             .iter()
             .position(|known| known.name() == function.name());
@@ -430,7 +430,7 @@ impl Field<Unary> for Function {
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<Unary, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<Unary, UnsupportedConversion> {
         let number = tensor.op_params[0];
         let place = usize::try_from(number).ok();
         match place.and_then(|place| Unary::ALL.get(place)) {
@@ -450,7 +450,7 @@ impl Field<Unary> for Function {
 pub struct GluField;
 
 impl Field<Glu> for GluField {
-    fn write(&self, unit: Glu, words: &mut Words) -> Result<(), ConversionReason> {
+    fn write(&self, unit: Glu, words: &mut Words) -> Result<(), UnsupportedConversion> {
         words[0] = match unit {
             Glu::Reglu => glu::REGLU,
             Glu::Geglu => glu::GEGLU,
@@ -470,7 +470,7 @@ impl Field<Glu> for GluField {
         Ok(())
     }
 
-    fn read(&self, tensor: &Description) -> Result<Glu, ConversionReason> {
+    fn read(&self, tensor: &Description) -> Result<Glu, UnsupportedConversion> {
         Ok(match tensor.op_params[0] {
             glu::REGLU => Glu::Reglu,
             glu::GEGLU => Glu::Geglu,
@@ -493,7 +493,7 @@ impl Field<Glu> for GluField {
 ///
 /// # Errors
 /// If samite does not know ggml's number.
-pub fn dtype(tensor: &Description) -> Result<DType, ConversionReason> {
+pub fn dtype(tensor: &Description) -> Result<DType, UnsupportedConversion> {
     DType::from_id(tensor.dtype)
         .ok_or_else(|| format!("element type {} is not known", tensor.dtype).into())
 }
@@ -502,7 +502,7 @@ pub fn dtype(tensor: &Description) -> Result<DType, ConversionReason> {
 ///
 /// # Errors
 /// If one is negative.
-pub fn shape(tensor: &Description) -> Result<Shape, ConversionReason> {
+pub fn shape(tensor: &Description) -> Result<Shape, UnsupportedConversion> {
     let mut shape = [0; 4];
     for (to, from) in shape.iter_mut().zip(tensor.ne) {
         *to = usize::try_from(from).map_err(|_| format!("extent {from} is negative"))?;

@@ -7,7 +7,7 @@
 
 use crate::numbers::{MAX_SRC, flag, op};
 use crate::params::{decode, dtype, shape};
-use crate::{ConversionReason, Description};
+use crate::{Description, UnsupportedConversion};
 use samite_core::{
     DIMS, Graph, Layout, Op, Slot, StoredTensor, Support, TensorId, TensorRef, Usage,
 };
@@ -42,20 +42,21 @@ pub trait Tensors {
     ///
     /// # Errors
     /// If it has no memory, or if that is outside its buffer.
-    fn place(&mut self, key: Self::Key, layout: Layout) -> Result<TensorRef, ConversionReason>;
+    fn place(&mut self, key: Self::Key, layout: Layout)
+    -> Result<TensorRef, UnsupportedConversion>;
 
     /// Returns new memory for an intermediate result.
     ///
     /// # Errors
     /// If there is not enough memory.
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason>;
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, UnsupportedConversion>;
 }
 
 /// Returns the layout of a tensor.
 ///
 /// # Errors
 /// If its type is unknown or its extents and strides are invalid.
-pub fn layout(tensor: &Description) -> Result<Layout, ConversionReason> {
+pub fn layout(tensor: &Description) -> Result<Layout, UnsupportedConversion> {
     Layout::strided(dtype(tensor)?, shape(tensor)?, tensor.nb)
         .map_err(|error| error.to_string().into())
 }
@@ -112,7 +113,7 @@ impl<T: Tensors> Importer<T> {
     ///
     /// # Errors
     /// The reason, if samite does not have the operation or the operands do not fit.
-    pub fn node(&mut self, key: T::Key) -> Result<TensorId, ConversionReason> {
+    pub fn node(&mut self, key: T::Key) -> Result<TensorId, UnsupportedConversion> {
         let (t, sources) = (self.tensors.describe(key), self.tensors.sources(key));
         let operation = decode(&t)?;
         if operation.is_view() {
@@ -171,7 +172,7 @@ impl<T: Tensors> Importer<T> {
     pub fn graph(
         mut self,
         nodes: impl IntoIterator<Item = T::Key>,
-    ) -> Result<Imported, ConversionReason> {
+    ) -> Result<Imported, UnsupportedConversion> {
         for (number, key) in nodes.into_iter().enumerate() {
             let t = self.tensors.describe(key);
             if t.flags & flag::COMPUTE == 0 || op::is_view(t.op) || t.op == op::NONE {
@@ -179,7 +180,7 @@ impl<T: Tensors> Importer<T> {
             }
             let name = self.tensors.name(key);
             let id = self.node(key).map_err(|reason| {
-                ConversionReason::from(format!("node {number} '{name}': {reason}"))
+                UnsupportedConversion::from(format!("node {number} '{name}': {reason}"))
             })?;
             self.graph.set_name(id, name);
         }
@@ -210,7 +211,7 @@ impl<T: Tensors> Importer<T> {
     }
 
     /// Returns the id of a tensor that is read.
-    fn operand(&mut self, key: T::Key, depth: usize) -> Result<TensorId, ConversionReason> {
+    fn operand(&mut self, key: T::Key, depth: usize) -> Result<TensorId, UnsupportedConversion> {
         if let Some(&id) = self.known.get(&key) {
             return Ok(id);
         }
@@ -258,15 +259,15 @@ impl<T: Tensors> Importer<T> {
     }
 
     /// Returns a leaf for memory with a value.
-    fn leaf(&mut self, key: T::Key) -> Result<TensorId, ConversionReason> {
+    fn leaf(&mut self, key: T::Key) -> Result<TensorId, UnsupportedConversion> {
         let layout = layout(&self.tensors.describe(key))?;
         let TensorRef { buffer, slot } = self.tensors.place(key, layout)?;
         let stored = StoredTensor::new(self.tensors.name(key), buffer, slot.offset, slot.layout)
-            .map_err(|error| ConversionReason::from(error.to_string()))?;
+            .map_err(|error| UnsupportedConversion::from(error.to_string()))?;
         let id = self
             .graph
             .stored(&stored)
-            .map_err(|error| ConversionReason::from(error.to_string()))?;
+            .map_err(|error| UnsupportedConversion::from(error.to_string()))?;
         self.places.push(Some(stored.tensor().clone()));
         Ok(id)
     }
@@ -275,11 +276,11 @@ impl<T: Tensors> Importer<T> {
         &mut self,
         operation: Op,
         ids: &[Option<TensorId>],
-    ) -> Result<TensorId, ConversionReason> {
+    ) -> Result<TensorId, UnsupportedConversion> {
         let id = self
             .graph
             .push(operation, ids)
-            .map_err(|error| ConversionReason::from(error.to_string()))?;
+            .map_err(|error| UnsupportedConversion::from(error.to_string()))?;
         self.places.push(None);
         if self.graph.tensor(id).is_computed() {
             self.nodes.push(id);
@@ -293,7 +294,7 @@ impl<T: Tensors> Importer<T> {
         &mut self,
         operation: &Op,
         ids: &mut [Option<TensorId>],
-    ) -> Result<(), ConversionReason> {
+    ) -> Result<(), UnsupportedConversion> {
         let layout = |id: TensorId| self.graph.tensor(id).layout;
         let (source, shape) = match (operation, &*ids) {
             (Op::GetRowsBack { .. }, &[Some(gradient), Some(numbers)]) => {
@@ -330,7 +331,7 @@ impl<T: Tensors> Importer<T> {
         id: TensorId,
         key: T::Key,
         layout: Layout,
-    ) -> Result<(), ConversionReason> {
+    ) -> Result<(), UnsupportedConversion> {
         self.places[id.index()] = Some(self.tensors.place(key, layout)?);
         Ok(())
     }
@@ -343,7 +344,7 @@ impl<T: Tensors> Importer<T> {
         ids: &mut [Option<TensorId>],
         key: T::Key,
         result: Layout,
-    ) -> Result<(), ConversionReason> {
+    ) -> Result<(), UnsupportedConversion> {
         if !self.tensors.is_placed(key) || operation.aliased_source().is_some() {
             return Ok(());
         }
@@ -383,10 +384,10 @@ pub fn supported(device: &dyn samite_core::Device, imported: &Imported) -> Suppo
 ///
 /// # Errors
 /// If there is not enough memory.
-pub fn temporary(layout: Layout) -> Result<TensorRef, ConversionReason> {
+pub fn temporary(layout: Layout) -> Result<TensorRef, UnsupportedConversion> {
     let buffer = samite_core::host_buffer_type()
         .allocate(layout.bytes(), Usage::Compute)
-        .map_err(|error| ConversionReason::from(error.to_string()))?;
+        .map_err(|error| UnsupportedConversion::from(error.to_string()))?;
     let slot = Slot { offset: 0, layout };
     Ok(TensorRef { buffer, slot })
 }

@@ -25,7 +25,7 @@ use numbers::{MAX_DIMS, MAX_OP_PARAMS};
 use std::borrow::Cow;
 
 /// Reason why a conversion is impossible.
-pub type ConversionReason = Cow<'static, str>;
+pub type UnsupportedConversion = Cow<'static, str>;
 
 /// A ggml tensor without its pointers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

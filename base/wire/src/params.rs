@@ -7,7 +7,7 @@ use crate::field::{
     Words, order_at, pool_at, precision_at, triangle_at,
 };
 use crate::numbers::{MAX_OP_PARAMS, op};
-use crate::{ConversionReason, Description};
+use crate::{Description, UnsupportedConversion};
 use samite_core::Op;
 
 pub use crate::field::{dtype, shape};
@@ -27,7 +27,7 @@ macro_rules! conversions {
         $number:ident $(if $condition:ident)? => $kind:ident
             $(($whole:ident: $whole_field:expr))? $({ $($name:ident: $field:expr),* })?;
     )*) => {
-        fn write(operation: &Op, words: &mut Words) -> Result<u32, ConversionReason> {
+        fn write(operation: &Op, words: &mut Words) -> Result<u32, UnsupportedConversion> {
             Ok(match *operation {
                 $(Op::$kind $(($whole))? $({ $($name),* })? => {
                     $($whole_field.write($whole, words)?;)?
@@ -38,7 +38,7 @@ macro_rules! conversions {
             })
         }
 
-        fn read(tensor: &Description) -> Result<Op, ConversionReason> {
+        fn read(tensor: &Description) -> Result<Op, UnsupportedConversion> {
             Ok(match tensor.op {
                 $(op::$number $(if $condition(tensor))? => {
                     Op::$kind $(($whole_field.read(tensor)?))? $({ $($name: $field.read(tensor)?),* })?
@@ -168,7 +168,7 @@ fn is_circular(tensor: &Description) -> bool {
 ///
 /// # Errors
 /// If ggml does not have the operation or a parameter does not fit.
-pub fn encode(operation: &Op) -> Result<Encoded, ConversionReason> {
+pub fn encode(operation: &Op) -> Result<Encoded, UnsupportedConversion> {
     let mut params = [0; MAX_OP_PARAMS];
     let op = write(operation, &mut params)?;
     Ok(Encoded { op, params })
@@ -182,7 +182,7 @@ pub fn encode(operation: &Op) -> Result<Encoded, ConversionReason> {
 ///
 /// # Errors
 /// The reason, if samite does not have the operation.
-pub fn decode(tensor: &Description) -> Result<Op, ConversionReason> {
+pub fn decode(tensor: &Description) -> Result<Op, UnsupportedConversion> {
     if tensor.op == op::SOFT_MAX_BACK && tensor.op_params[1] != 0 {
         return Err("the gradient of a softmax with ALiBi is not known".into());
     }

@@ -136,6 +136,6 @@ export! {
 
     /// Returns whether positions can be shifted.
     fn llama_memory_can_shift(handle: *mut Opaque) -> bool, or false; {
-        ask(handle, |engine| Ok(engine.can_forget()))
+        ask(handle, |engine| Ok(engine.can_shift()))
     }
 }

@@ -11,7 +11,7 @@ use samite_ggml::abi::{
     BufferType, DevCaps, DevProps, Device, DeviceI, Feature, Reg, RegI, Tensor, device_type, op,
     proc_name,
 };
-use samite_ggml::convert::ConversionReason;
+use samite_ggml::convert::UnsupportedConversion;
 use samite_ggml::convert::import::{Importer, layout, supported};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -281,7 +281,7 @@ unsafe extern "C" fn supports_op(_: *mut Device, tensor: *const Tensor) -> bool 
 ///
 /// # Safety
 /// `tensor` and everything it points to must be valid.
-unsafe fn support(tensor: *const Tensor) -> Result<(), ConversionReason> {
+unsafe fn support(tensor: *const Tensor) -> Result<(), UnsupportedConversion> {
     // SAFETY: the tensor is valid, and the host does not change it during the call.
     let t = unsafe { &*tensor };
     if t.op == op::NONE || op::is_view(t.op) {
@@ -324,7 +324,7 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), ConversionReason> {
 
 /// Rejects operations that ggml's own CPU kernels compute differently, so that a host gets the same
 /// result wherever it runs a graph.
-fn as_ggml_computes_it(t: &Tensor, source: &Tensor) -> Result<(), ConversionReason> {
+fn as_ggml_computes_it(t: &Tensor, source: &Tensor) -> Result<(), UnsupportedConversion> {
     if t.op == op::CPY && t.dtype == DType::Q8_0.id() && source.dtype == DType::BF16.id() {
         // Values with few digits often lie exactly between two codes. samite rounds such ties
         // like ggml's reference; ggml's vectorized kernels round them to even.

@@ -6,7 +6,7 @@ use samite_core::{
     MemoryId, Result, Slot, TensorRef, Usage, host_buffer, host_buffer_type,
 };
 use samite_ggml::abi::{Buffer, Tensor};
-use samite_ggml::convert::ConversionReason;
+use samite_ggml::convert::UnsupportedConversion;
 use samite_ggml::convert::import::{TensorMemory, temporary};
 use std::any::Any;
 use std::collections::HashMap;
@@ -21,7 +21,11 @@ pub struct Places {
 }
 
 impl TensorMemory for Places {
-    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn place(
+        &mut self,
+        tensor: &Tensor,
+        layout: Layout,
+    ) -> Result<TensorRef, UnsupportedConversion> {
         if layout.is_empty() {
             let nothing = self.nothing.get_or_insert_with(nowhere);
             let slot = Slot { offset: 0, layout };
@@ -46,9 +50,9 @@ impl TensorMemory for Places {
                         self.buffers.entry(tensor.buffer).or_insert(new)
                     }
                 };
-                let offset = (tensor.data as usize)
-                    .checked_sub(*base)
-                    .ok_or_else(|| ConversionReason::from("a tensor lies before its buffer"))?;
+                let offset = (tensor.data as usize).checked_sub(*base).ok_or_else(|| {
+                    UnsupportedConversion::from("a tensor lies before its buffer")
+                })?;
                 let slot = Slot { offset, layout };
                 Ok(TensorRef {
                     buffer: Arc::clone(memory),
@@ -58,8 +62,9 @@ impl TensorMemory for Places {
             Kind::Packed => {
                 // SAFETY: a packed buffer has this context.
                 let Packed(memory) = unsafe { &*buffer.context.cast::<Packed>() };
-                let slot = packed_slot(tensor, layout)
-                    .ok_or_else(|| ConversionReason::from("a tensor lies before its buffer"))?;
+                let slot = packed_slot(tensor, layout).ok_or_else(|| {
+                    UnsupportedConversion::from("a tensor lies before its buffer")
+                })?;
                 Ok(TensorRef {
                     buffer: Arc::clone(memory),
                     slot,
@@ -72,13 +77,13 @@ impl TensorMemory for Places {
         }
     }
 
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, UnsupportedConversion> {
         temporary(layout)
     }
 }
 
 /// Wraps a ggml host buffer in samite's memory. Returns it with its address.
-fn borrow(buffer: *mut Buffer) -> Result<(Arc<dyn SamiteBuffer>, usize), ConversionReason> {
+fn borrow(buffer: *mut Buffer) -> Result<(Arc<dyn SamiteBuffer>, usize), UnsupportedConversion> {
     // SAFETY: the host passes valid buffers; a host buffer has an address.
     let (base, size) = unsafe {
         let get_base = (*buffer).iface.get_base.ok_or("a buffer has no address")?;
@@ -97,7 +102,11 @@ fn borrow(buffer: *mut Buffer) -> Result<(Arc<dyn SamiteBuffer>, usize), Convers
 pub struct Questions;
 
 impl TensorMemory for Questions {
-    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn place(
+        &mut self,
+        tensor: &Tensor,
+        layout: Layout,
+    ) -> Result<TensorRef, UnsupportedConversion> {
         // SAFETY: the host passes valid tensors.
         match unsafe { kind(tensor) } {
             Kind::Packed => Places::default().place(tensor, layout),
@@ -109,7 +118,7 @@ impl TensorMemory for Questions {
         }
     }
 
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, UnsupportedConversion> {
         Ok(TensorRef {
             buffer: nowhere(),
             slot: Slot { offset: 0, layout },

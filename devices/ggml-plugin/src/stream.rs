@@ -46,7 +46,7 @@ const STREAM: BackendI = BackendI {
 struct Stream {
     /// One lane for each thread count used so far, the current one first. Programs switch between
     /// counts for prompts and single tokens.
-    lanes: Vec<ThreadLane>,
+    lanes: Vec<FixedThreadStream>,
     abort: Option<Abort>,
     /// Buffer generation for which graphs were prepared.
     generation: u64,
@@ -55,15 +55,15 @@ struct Stream {
 }
 
 /// A stream with a fixed number of threads.
-struct ThreadLane {
+struct FixedThreadStream {
     device: Arc<CpuDevice>,
     stream: Box<dyn samite_core::Stream>,
     graphs: Recent<PluginGraph>,
 }
 
-impl ThreadLane {
+impl FixedThreadStream {
     fn new(device: Arc<CpuDevice>) -> Result<Self> {
-        Ok(ThreadLane {
+        Ok(FixedThreadStream {
             stream: Arc::clone(&device).open_stream()?,
             device,
             graphs: Recent::default(),
@@ -111,7 +111,7 @@ impl RunObserver for Watch {
 impl Stream {
     fn new(device: Arc<CpuDevice>) -> Result<Self> {
         Ok(Stream {
-            lanes: vec![ThreadLane::new(device)?],
+            lanes: vec![FixedThreadStream::new(device)?],
             abort: None,
             generation: generation(),
             workspace: None,
@@ -127,7 +127,7 @@ impl Stream {
             Some(at) => self.lanes.swap(0, at),
             None => self
                 .lanes
-                .insert(0, ThreadLane::new(cpu_with_threads(threads))?),
+                .insert(0, FixedThreadStream::new(cpu_with_threads(threads))?),
         }
         Ok(())
     }
@@ -143,7 +143,7 @@ impl Stream {
             self.generation = generation;
         }
         let workspace = &mut self.workspace;
-        let ThreadLane {
+        let FixedThreadStream {
             device,
             stream,
             graphs,

@@ -1,7 +1,7 @@
 //! An opened adapter: its device and queue, waits, reads and writes, and its errors.
 
+use crate::disk_cache::DiskCache;
 use crate::experimental;
-use crate::kept::Kept;
 use crate::pipelines::{Changes, Pipelines};
 use crate::self_test::Verdict;
 use crate::stored_pipelines::StoredPipelines;
@@ -154,12 +154,12 @@ impl Gpu {
     }
 
     /// Returns the cached file called `what`. Returns `None` if a test changes the kernels.
-    pub fn kept(&self, what: &str) -> Option<Kept> {
+    pub fn kept(&self, what: &str) -> Option<DiskCache> {
         let folder = lock(&self.pipelines_folder)
             .clone()
             .or_else(samite_core::cache_folder);
         let folder = folder.filter(|_| !self.is_changed())?;
-        Some(Kept::in_folder(folder, &self.info, what))
+        Some(DiskCache::in_folder(folder, &self.info, what))
     }
 
     /// Returns whether reductions may use subgroups. Assumes so before the self-test.
@@ -265,7 +265,7 @@ impl Gpu {
         let folder = lock(&self.pipelines_folder)
             .clone()
             .filter(|_| !self.is_changed());
-        let kept = folder.map(|folder| Kept::in_folder(folder, &self.info, "pipelines"));
+        let kept = folder.map(|folder| DiskCache::in_folder(folder, &self.info, "pipelines"));
         let stored = kept.and_then(|kept| StoredPipelines::open(&device, kept));
         Ok(Opened {
             name: Arc::clone(&self.name),

@@ -30,7 +30,7 @@
 //! | `self_test` | test that rejects adapters and features with wrong results |
 //! | `limits` | measured peak rates of an adapter |
 //! | `tuning` | workgroup and tile sizes that suit an adapter |
-//! | `kept` | disk cache of facts about an adapter |
+//! | `disk_cache` | a file per adapter and driver: tuning, self-test, compiled pipelines |
 //! | `buffer` | device memory |
 //! | `experimental` | enables cooperative matrices |
 //! | `emulated` | emulated cooperative matrices, for tests |
@@ -51,13 +51,13 @@
 mod backend;
 mod buffer;
 mod device;
+mod disk_cache;
 mod emulated;
 mod event;
 mod experimental;
 mod fuse;
 mod gpu;
 mod grids;
-mod kept;
 mod limits;
 mod ops;
 mod options;

@@ -194,7 +194,7 @@ impl Operand {
 
 /// Number of workgroups of a launch.
 #[derive(Clone, Copy, Debug)]
-pub enum ShaderWorkgroups {
+pub enum WorkgroupCount {
     /// One invocation per element of operand 0.
     Elements,
     /// One invocation per piece of this many consecutive elements in a row of operand 0.
@@ -212,7 +212,7 @@ pub struct Launch {
     pub operands: Vec<Operand>,
     pub ints: [u32; 12],
     pub floats: [f32; 16],
-    pub work: ShaderWorkgroups,
+    pub work: WorkgroupCount,
     /// Dimensions along which the launch can be split.
     pub cut: &'static [usize],
     /// True if an index from a tensor may be invalid.
@@ -221,7 +221,7 @@ pub struct Launch {
 
 impl Launch {
     /// Creates a launch of `kernel` over `operands`. The result comes first.
-    pub fn new(kernel: &'static str, operands: Vec<Operand>, work: ShaderWorkgroups) -> Self {
+    pub fn new(kernel: &'static str, operands: Vec<Operand>, work: WorkgroupCount) -> Self {
         let named = operands.iter().map(|o| (o.name, o.dtype, o.access));
         Launch {
             shader: Shader {
@@ -278,12 +278,12 @@ impl Launch {
     pub fn groups(&self, capacity: &Capacity) -> Result<[u32; 2], UnsupportedLaunch> {
         let first = &self.operands[0];
         let groups = match self.work {
-            ShaderWorkgroups::Elements => first.elements().div_ceil(GROUP as usize),
-            ShaderWorkgroups::Pieces(len) => {
+            WorkgroupCount::Elements => first.elements().div_ceil(GROUP as usize),
+            WorkgroupCount::Pieces(len) => {
                 (first.rows() * first.shape[0].div_ceil(len)).div_ceil(GROUP as usize)
             }
-            ShaderWorkgroups::Rows => first.rows(),
-            ShaderWorkgroups::Groups(groups) => groups,
+            WorkgroupCount::Rows => first.rows(),
+            WorkgroupCount::Groups(groups) => groups,
         };
         let most = capacity.groups as usize;
         let lines = groups.div_ceil(most);
@@ -326,7 +326,7 @@ impl Launch {
             )
             .into());
         }
-        if self.operands[0].elements() == 0 && !matches!(self.work, ShaderWorkgroups::Groups(_)) {
+        if self.operands[0].elements() == 0 && !matches!(self.work, WorkgroupCount::Groups(_)) {
             return Ok(());
         }
         if self.fits(capacity) {

@@ -5,8 +5,8 @@
 //! products are right.
 
 use crate::device::WgpuDevice;
+use crate::disk_cache::DiskCache;
 use crate::gpu::Gpu;
-use crate::kept::Kept;
 use crate::options::WgpuOptions;
 use crate::stream::WgpuStream;
 use samite_core::{
@@ -57,8 +57,8 @@ impl Verdict {
 pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
     let gpu = device.gpu();
     // Faults that a test injects are no property of the adapter.
-    let kept = Kept::for_adapter(&gpu.info, "test").filter(|_| !gpu.is_changed());
-    let known = kept.as_ref().and_then(Kept::text);
+    let kept = DiskCache::for_adapter(&gpu.info, "test").filter(|_| !gpu.is_changed());
+    let known = kept.as_ref().and_then(DiskCache::text);
     if let Some(verdict) = Verdict::all().find(|verdict| known == Some(verdict.text())) {
         return Ok(warned(gpu, verdict));
     }

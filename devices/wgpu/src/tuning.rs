@@ -6,7 +6,7 @@
 //! the same for all of them.
 
 use crate::device::WgpuDevice;
-use crate::kept::Kept;
+use crate::disk_cache::DiskCache;
 use crate::stream::WgpuStream;
 use samite_core::environment::Instant;
 use samite_core::{
@@ -102,11 +102,11 @@ const TRIES: usize = 4;
 /// # Errors
 /// Returns the errors of `measure`.
 pub fn tuned(
-    kept: Option<&Kept>,
+    kept: Option<&DiskCache>,
     subjects: &[Subject],
     mut measure: impl FnMut(Subject, Tuning) -> Result<Duration>,
 ) -> Result<Tuning> {
-    let known = kept.and_then(Kept::text);
+    let known = kept.and_then(DiskCache::text);
     if let Some(tuning) = known.as_deref().and_then(Tuning::read) {
         return Ok(tuning);
     }
@@ -273,10 +273,10 @@ mod tests {
 
     const ALL: [Subject; 3] = [Subject::FewRows, Subject::ManyRows, Subject::Matrices];
 
-    fn kept(folder: &tempfile::TempDir, driver: &str) -> Kept {
+    fn kept(folder: &tempfile::TempDir, driver: &str) -> DiskCache {
         let mut info = wgpu::AdapterInfo::new(wgpu::DeviceType::DiscreteGpu, wgpu::Backend::Vulkan);
         info.driver_info = driver.to_owned();
-        Kept::in_folder(folder.path().to_owned(), &info, "tuning")
+        DiskCache::in_folder(folder.path().to_owned(), &info, "tuning")
     }
 
     fn never(subject: Subject, tuning: Tuning) -> Result<Duration> {

@@ -69,8 +69,8 @@ impl HubOptions {
         }
     }
 
-    /// Returns these options with a short timeout and without retries, for a response that the caller
-    /// can do without.
+    /// Returns these options with a short timeout and without retries, for a response that the
+    /// caller can do without.
     #[must_use]
     pub fn with_short_timeout(self) -> Self {
         HubOptions {

@@ -23,16 +23,16 @@ const REVISION: &str = "main";
 /// ```
 ///
 /// # Errors
-/// [`Error::NoCache`] if no cache folder is known, [`Error::Reference`] if the name is invalid; also
-/// fails like [`Hub::list`] and [`Hub::fetch`].
+/// [`Error::NoCache`] if no cache folder is known, [`Error::Reference`] if the name is invalid;
+/// also fails like [`Hub::list`] and [`Hub::fetch`].
 pub fn download(name: &str) -> Result<PathBuf> {
     let cache = Cache::of_user().ok_or(Error::NoCache)?;
     Hub::new(HubOptions::from_environment()).download(&cache, &name.parse()?)
 }
 
 impl Hub {
-    /// Downloads a model to `cache`, unless it is cached, and returns the path of its first file. If
-    /// the hub cannot be reached, uses the cached model.
+    /// Downloads a model to `cache`, unless it is cached, and returns the path of its first file.
+    /// If the hub cannot be reached, uses the cached model.
     ///
     /// # Errors
     /// Fails like [`Hub::list`] and [`Hub::fetch`].

@@ -452,7 +452,7 @@ impl Context {
     }
 
     /// Returns whether positions of a sequence can be removed individually, and shifted.
-    pub fn can_forget(&self) -> bool {
+    pub fn can_shift(&self) -> bool {
         self.model.spec().can_shift()
     }
 

@@ -588,7 +588,7 @@ impl Session {
             }
             if self.tokens.len() >= self.context.n_ctx() {
                 match options.keep_when_full {
-                    Some(keep) if self.forget_half(keep)? => has_forgotten = true,
+                    Some(keep) if self.shift_context(keep)? => has_forgotten = true,
                     _ => break Finish::ContextFull,
                 }
             }
@@ -753,10 +753,10 @@ impl Session {
 
     /// Removes the older half of the tokens after the first `keep` tokens, and shifts the rest
     /// there. Returns whether that made room.
-    fn forget_half(&mut self, keep: usize) -> Result<bool> {
+    fn shift_context(&mut self, keep: usize) -> Result<bool> {
         let length = self.tokens.len();
         let forget = length.saturating_sub(keep) / 2;
-        if forget == 0 || !self.context.can_forget() {
+        if forget == 0 || !self.context.can_shift() {
             return Ok(false);
         }
         let range = keep as i32..(keep + forget) as i32;

@@ -203,7 +203,7 @@ impl SyntheticModel {
         }
         let eps = format!("{}.attention.layer_norm_rms_epsilon", self.architecture);
         metadata.set(&eps, 1e-5f32)?;
-        for (key, value) in self.demanded() {
+        for (key, value) in self.required_keys() {
             metadata.set(&format!("{}.{key}", self.architecture), value)?;
         }
         if BERTS.contains(&self.architecture) {
@@ -217,7 +217,7 @@ impl SyntheticModel {
     }
 
     /// Returns the keys that architectures require in addition to the usual ones.
-    fn demanded(&self) -> Vec<(&'static str, Value)> {
+    fn required_keys(&self) -> Vec<(&'static str, Value)> {
         const USUAL: [&str; 4] = ["llama", "qwen2", "qwen3", "qwen3moe"];
         if USUAL.contains(&self.architecture) {
             return Vec::new();

@@ -1,7 +1,7 @@
 //! Block events: report which blocks of tokens are in the cache, for routers that send a prompt to
 //! the server with the longest cached prefix.
 
-use crate::kept::common;
+use crate::prefix_cache::common;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A change of the cache. A block is a fixed number of tokens together with all tokens before them;

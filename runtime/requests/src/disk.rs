@@ -6,7 +6,7 @@
 //! space is needed.
 
 use crate::event::{CacheMiss, MissCause};
-use crate::kept::common;
+use crate::prefix_cache::common;
 use samite_llm::{SavedHeader, SavedSequence};
 use std::path::{Path, PathBuf};
 

@@ -6,7 +6,7 @@
 //! that sequences end or are copied.
 
 use crate::draft::Costs;
-use crate::kept::common;
+use crate::prefix_cache::common;
 use samite_core::environment::Clock;
 use samite_llm::{Batch, Context, Error, Model, Result};
 use std::sync::Arc;

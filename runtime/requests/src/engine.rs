@@ -11,8 +11,8 @@ use crate::disk::DiskTexts;
 use crate::draft::{Account, Costs, Luck};
 use crate::drafter::Drafter;
 use crate::event::{FailureKind, Reason};
-use crate::kept::{Kept, KeptTexts, Key};
 use crate::outbox::{Bell, Outbox, Reader, outbox};
+use crate::prefix_cache::{CachedPrefix, Key, PrefixCache};
 use crate::request::{Limits, Prepared, Refusal, Request};
 use crate::running::Running;
 use crate::view::{SlotView, Totals, View, count_owners};
@@ -104,14 +104,14 @@ impl Active {
         self.running.tokens.len() - self.decoded
     }
 
-    fn is_writing(&self) -> bool {
+    fn is_decoding(&self) -> bool {
         self.running.counts.written > 0 && self.pending() == 1
     }
 
     /// Returns whether a part of the prompt has to be computed, or tokens that were lost in a
     /// preemption.
-    fn is_reading(&self) -> bool {
-        !self.is_writing() && self.pending() > 0
+    fn is_in_prefill(&self) -> bool {
+        !self.is_decoding() && self.pending() > 0
     }
 }
 
@@ -128,7 +128,7 @@ pub struct Engine {
     /// Outboxes of requests that ended in this step.
     ended: Vec<Outbox>,
     active: Vec<Active>,
-    kept: KeptTexts,
+    kept: PrefixCache,
     disk: Option<DiskTexts>,
     blocks: Option<Blocks>,
     free_sequences: Vec<usize>,
@@ -205,7 +205,7 @@ impl Engine {
             slots: options.slots,
             queue: options.queue,
             vocabulary: context.model().spec().n_vocab,
-            can_shift: context.can_forget(),
+            can_shift: context.can_shift(),
         };
         let clock = Arc::clone(&context.options().environment.clock);
         Ok(Engine {
@@ -215,7 +215,7 @@ impl Engine {
             queue: Vec::new(),
             ended: Vec::new(),
             active: Vec::new(),
-            kept: KeptTexts::default(),
+            kept: PrefixCache::default(),
             disk: None,
             blocks: None,
             free_sequences: (0..options.n_seq()).rev().collect(),
@@ -737,8 +737,8 @@ impl Engine {
     }
 
     /// Returns the most recently used text with this salt that a request left in the slot.
-    fn left_by(&self, slot: usize, salt: u64) -> Option<&Kept> {
-        let is_left = |text: &&Kept| text.slot == slot && text.key.1 == salt;
+    fn left_by(&self, slot: usize, salt: u64) -> Option<&CachedPrefix> {
+        let is_left = |text: &&CachedPrefix| text.slot == slot && text.key.1 == salt;
         let texts = self.kept.iter().filter(is_left);
         texts.max_by_key(|text| text.used)
     }
@@ -807,7 +807,7 @@ impl Engine {
     /// tokens of the last one.
     pub fn erase_slot(&mut self, slot: usize, salt: u64) -> usize {
         let count = self.left_by(slot, salt).map_or(0, |text| text.tokens.len());
-        let is_left = |text: &Kept| text.slot == slot && text.key.1 == salt;
+        let is_left = |text: &CachedPrefix| text.slot == slot && text.key.1 == salt;
         let gone = self.kept.remove_if(is_left);
         gone.into_iter().for_each(|sequence| self.free(sequence));
         count

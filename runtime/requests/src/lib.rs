@@ -43,7 +43,7 @@
 //! | `disk.rs` | the disk cache |
 //! | `draft.rs` | guesses of the next tokens, and how many are worth trying |
 //! | `drafter.rs` | [`Drafter`]: a smaller draft model |
-//! | `kept.rs` | the prefix cache |
+//! | `prefix_cache.rs` | the prefix cache |
 //! | `driver.rs` | the thread |
 //! | `view.rs` | [`View`]: the externally visible state |
 #![forbid(unsafe_code)]
@@ -55,8 +55,8 @@ mod drafter;
 mod driver;
 mod engine;
 mod event;
-mod kept;
 mod outbox;
+mod prefix_cache;
 mod request;
 mod running;
 mod view;

@@ -5,8 +5,8 @@ use crate::event::{
     Counts, Event, Failed, FailureKind, Finished, Probabilities, PromptProgress, Reason, Started,
     Token,
 };
-use crate::kept::Key;
 use crate::outbox::Outbox;
+use crate::prefix_cache::Key;
 use crate::request::{Prepared, Request, Wanted};
 use samite_llm::{Context, Error, SavedSequence};
 use samite_text::{LogProbabilities, Sampler, StopSequences, Tokenizer, Utf8Stream};

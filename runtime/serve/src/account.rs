@@ -44,7 +44,8 @@ impl Accounts {
         }
     }
 
-    /// Returns the bytes that one owner may hold: all, or three quarters if there are several owners.
+    /// Returns the bytes that one owner may hold: all, or three quarters if there are several
+    /// owners.
     fn share(&self, owner: u64) -> usize {
         if owner == 0 {
             self.limit

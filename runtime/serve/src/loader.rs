@@ -8,11 +8,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{OnceLock, mpsc};
 use tokio::sync::oneshot;
 
-type Task = Box<dyn FnOnce() + Send>;
+type Loading = Box<dyn FnOnce() + Send>;
 
 /// The thread, which runs tasks one after the other until this is dropped.
 #[derive(Debug, Default)]
-pub struct Loader(OnceLock<mpsc::Sender<Task>>);
+pub struct Loader(OnceLock<mpsc::Sender<Loading>>);
 
 impl Loader {
     /// Starts the thread, with the priority of the caller.
@@ -20,7 +20,7 @@ impl Loader {
     /// # Errors
     /// Returns an error if there is no memory for a thread.
     pub fn start(&self) -> io::Result<()> {
-        let (sender, tasks) = mpsc::channel::<Task>();
+        let (sender, tasks) = mpsc::channel::<Loading>();
         let run = move || {
             for task in tasks {
                 // The task's result is missing then, which its caller reports.

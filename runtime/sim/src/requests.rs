@@ -131,7 +131,7 @@ impl Wish {
 }
 
 /// Outcome of a request.
-struct RequestOutcome {
+struct TrackedRequest {
     id: u64,
     wish: Wish,
     reader: Option<Reader>,
@@ -141,7 +141,7 @@ struct RequestOutcome {
     is_excused: bool,
 }
 
-impl RequestOutcome {
+impl TrackedRequest {
     fn is_over(&self) -> bool {
         self.end.is_some() || self.reader.is_none()
     }
@@ -190,7 +190,7 @@ fn alone(known: &KnownForRequests, wish: &Wish) -> Result<(Vec<u32>, Reason), St
     let mut engine = Engine::new(context, options).map_err(text)?;
     let submitted = engine.submit(wish.with(&known.adapters), Arc::new(|| {}));
     let (id, reader) = submitted.map_err(|refusal| refusal.to_string())?;
-    let mut answer = RequestOutcome {
+    let mut answer = TrackedRequest {
         id,
         wish: wish.clone(),
         reader: Some(reader),
@@ -399,21 +399,21 @@ impl Serve<'_> {
         waiting: &mut Vec<Wish>,
         rng: &mut Rng,
         with_faults: bool,
-    ) -> Result<Vec<RequestOutcome>, String> {
+    ) -> Result<Vec<TrackedRequest>, String> {
         let Serve {
             engine,
             adapters,
             world,
             cancel,
         } = self;
-        let mut answers: Vec<RequestOutcome> = Vec::new();
+        let mut answers: Vec<TrackedRequest> = Vec::new();
         for _ in 0..MAX_STEPS {
             if !waiting.is_empty() && rng.one_in(3) {
                 let wish = waiting.remove(0);
                 let submitted = engine.submit(wish.with(adapters), Arc::new(|| {}));
                 let (id, reader) = submitted.map_err(|refusal| refusal.to_string())?;
                 world.with(|state| state.note(|_| format!("REQUEST {id}: {}", wish.name())));
-                answers.push(RequestOutcome {
+                answers.push(TrackedRequest {
                     id,
                     wish,
                     reader: Some(reader),
@@ -453,7 +453,7 @@ impl Serve<'_> {
                 }
             }
             if waiting.is_empty()
-                && answers.iter().all(RequestOutcome::is_over)
+                && answers.iter().all(TrackedRequest::is_over)
                 && engine.is_quiet()
             {
                 return Ok(answers);
@@ -466,7 +466,7 @@ impl Serve<'_> {
 }
 
 /// Compares all answers with those of the same requests alone.
-fn compare(known: &KnownForRequests, answers: &[RequestOutcome]) -> Result<(), String> {
+fn compare(known: &KnownForRequests, answers: &[TrackedRequest]) -> Result<(), String> {
     let mut expected: BTreeMap<String, (Vec<u32>, Reason)> = BTreeMap::new();
     for answer in answers {
         let name = answer.wish.name();

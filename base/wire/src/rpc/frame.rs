@@ -3,7 +3,7 @@
 use super::graph::MAX_SOURCES;
 use super::record::RECORD;
 use super::version::Protocol;
-use crate::ConversionReason;
+use crate::UnsupportedConversion;
 
 /// Bytes before the payload of a request: command and length.
 pub const HEADER: usize = 9;
@@ -97,7 +97,7 @@ impl Command {
     ///
     /// # Errors
     /// If no such request has this length.
-    pub fn check(self, protocol: &Protocol, len: u64) -> Result<(), ConversionReason> {
+    pub fn check(self, protocol: &Protocol, len: u64) -> Result<(), UnsupportedConversion> {
         let (least, most) = self.payload(protocol);
         if len < least || most.is_some_and(|most| len > most) {
             return Err(format!("a message {self:?} of {len} bytes").into());

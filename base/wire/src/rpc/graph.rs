@@ -2,7 +2,7 @@
 
 use super::Fields;
 use super::record::{RECORD, Record};
-use crate::ConversionReason;
+use crate::UnsupportedConversion;
 use crate::numbers::MAX_SRC;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,9 +27,9 @@ impl GraphMessage {
     ///
     /// # Errors
     /// If it is invalid, or has more than `most` tensors.
-    pub fn read(payload: &[u8], most: usize) -> Result<Self, ConversionReason> {
+    pub fn read(payload: &[u8], most: usize) -> Result<Self, UnsupportedConversion> {
         let too_many =
-            |n| ConversionReason::from(format!("a graph of {n} tensors; {most} are allowed"));
+            |n| UnsupportedConversion::from(format!("a graph of {n} tensors; {most} are allowed"));
         let mut fields = Fields::new(payload);
         let device = fields.u32()?;
         let count = fields.u32()? as usize;

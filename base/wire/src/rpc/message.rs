@@ -6,7 +6,7 @@ use super::frame::Command;
 use super::graph::MAX_SOURCES;
 use super::record::{RECORD, Record};
 use super::version::{Protocol, Version};
-use crate::ConversionReason;
+use crate::UnsupportedConversion;
 
 /// Byte after the version in a server's greeting, if the server answers whether it can compute a
 /// node. Upstream's programs ignore the byte.
@@ -94,7 +94,7 @@ impl Request {
     ///
     /// # Errors
     /// If it is too short or too long, or belongs to a graph.
-    pub fn read(command: Command, payload: &[u8]) -> Result<Self, ConversionReason> {
+    pub fn read(command: Command, payload: &[u8]) -> Result<Self, UnsupportedConversion> {
         let f = &mut Fields::new(payload);
         let request = match command {
             Command::AllocBuffer => Request::AllocBuffer {
@@ -296,7 +296,7 @@ impl Greeting {
     ///
     /// # Errors
     /// If it is too short.
-    pub fn read(payload: &[u8]) -> Result<Self, ConversionReason> {
+    pub fn read(payload: &[u8]) -> Result<Self, UnsupportedConversion> {
         let [major, minor, patch, answers] = Fields::new(payload).bytes()?;
         Ok(Greeting {
             version: Version {

@@ -20,7 +20,7 @@ pub mod message;
 pub mod record;
 pub mod version;
 
-use crate::ConversionReason;
+use crate::UnsupportedConversion;
 
 /// Sequential parser of fields.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,7 @@ impl<'a> Fields<'a> {
     ///
     /// # Errors
     /// If the payload ends too early.
-    pub fn bytes<const N: usize>(&mut self) -> Result<[u8; N], ConversionReason> {
+    pub fn bytes<const N: usize>(&mut self) -> Result<[u8; N], UnsupportedConversion> {
         let (bytes, rest) = self
             .rest
             .split_first_chunk()
@@ -51,7 +51,7 @@ impl<'a> Fields<'a> {
     ///
     /// # Errors
     /// If the payload ends too early.
-    pub fn u8(&mut self) -> Result<u8, ConversionReason> {
+    pub fn u8(&mut self) -> Result<u8, UnsupportedConversion> {
         Ok(u8::from_le_bytes(self.bytes()?))
     }
 
@@ -59,7 +59,7 @@ impl<'a> Fields<'a> {
     ///
     /// # Errors
     /// If the payload ends too early.
-    pub fn u32(&mut self) -> Result<u32, ConversionReason> {
+    pub fn u32(&mut self) -> Result<u32, UnsupportedConversion> {
         Ok(u32::from_le_bytes(self.bytes()?))
     }
 
@@ -67,7 +67,7 @@ impl<'a> Fields<'a> {
     ///
     /// # Errors
     /// If the payload ends too early.
-    pub fn i32(&mut self) -> Result<i32, ConversionReason> {
+    pub fn i32(&mut self) -> Result<i32, UnsupportedConversion> {
         Ok(i32::from_le_bytes(self.bytes()?))
     }
 
@@ -75,7 +75,7 @@ impl<'a> Fields<'a> {
     ///
     /// # Errors
     /// If the payload ends too early.
-    pub fn u64(&mut self) -> Result<u64, ConversionReason> {
+    pub fn u64(&mut self) -> Result<u64, UnsupportedConversion> {
         Ok(u64::from_le_bytes(self.bytes()?))
     }
 
@@ -88,7 +88,7 @@ impl<'a> Fields<'a> {
     ///
     /// # Errors
     /// If bytes are left.
-    pub fn end(self) -> Result<(), ConversionReason> {
+    pub fn end(self) -> Result<(), UnsupportedConversion> {
         match self.rest.len() {
             0 => Ok(()),
             more => Err(format!("a message has {more} bytes too many").into()),

@@ -2,7 +2,7 @@
 
 use super::Fields;
 use crate::numbers::{MAX_DIMS, MAX_NAME, MAX_OP_PARAMS, MAX_SRC};
-use crate::{ConversionReason, Description};
+use crate::{Description, UnsupportedConversion};
 
 /// Bytes of a record.
 pub const RECORD: usize = 296;
@@ -63,7 +63,7 @@ impl Record {
     ///
     /// # Errors
     /// If an extent or a stride does not fit into 32 bits.
-    pub fn from_description(tensor: &Description) -> Result<Self, ConversionReason> {
+    pub fn from_description(tensor: &Description) -> Result<Self, UnsupportedConversion> {
         let mut record = Record {
             dtype: tensor.dtype,
             op: tensor.op,
@@ -72,7 +72,7 @@ impl Record {
             ..Record::NONE
         };
         let too_large = |what, number: i128| {
-            ConversionReason::from(format!(
+            UnsupportedConversion::from(format!(
                 "{what} {number} does not fit into the 32 bits that the protocol has for it"
             ))
         };
@@ -148,7 +148,7 @@ impl Record {
     ///
     /// # Errors
     /// If the message ends too early.
-    pub fn read(fields: &mut Fields<'_>) -> Result<Self, ConversionReason> {
+    pub fn read(fields: &mut Fields<'_>) -> Result<Self, UnsupportedConversion> {
         let mut record = Record::NONE;
         record.id = fields.u64()?;
         record.dtype = fields.u32()?;

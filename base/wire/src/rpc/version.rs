@@ -4,7 +4,7 @@
 //! server's minor number not to exceed its own. A server therefore announces the lowest version
 //! that includes everything it offers.
 
-use crate::ConversionReason;
+use crate::UnsupportedConversion;
 use crate::numbers::op;
 use std::fmt;
 
@@ -57,7 +57,7 @@ impl Protocol {
     ///
     /// # Errors
     /// If the version is unknown. The error lists the known ones.
-    pub fn for_version(version: Version) -> Result<&'static Protocol, ConversionReason> {
+    pub fn for_version(version: Version) -> Result<&'static Protocol, UnsupportedConversion> {
         let is_match = |known: &&Protocol| {
             known.version.major == version.major && version.minor <= known.version.minor
         };

@@ -11,7 +11,7 @@ use crate::product::Column;
 use samite_core::{Error, Node, Result};
 
 /// Layout of the scratch memory. The columns come first.
-struct ExpertsPlan {
+struct ExpertsScratchLayout {
     product: Product,
     lists: usize,
     workers: usize,
@@ -19,7 +19,7 @@ struct ExpertsPlan {
     total: usize,
 }
 
-fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<ExpertsPlan> {
+fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<ExpertsScratchLayout> {
     let (weights, x) = (node.source_layout(0)?, node.source_layout(1)?);
     let choices = node.source_layout(2)?.elements();
     let [k, _, experts, _] = weights.shape();
@@ -33,7 +33,7 @@ fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<ExpertsPlan> {
         .checked_add(list_bytes)?
         .checked_next_multiple_of(64)?;
     let worker = product.worker_bytes(k)?;
-    Some(ExpertsPlan {
+    Some(ExpertsScratchLayout {
         product,
         lists,
         workers,

@@ -8,7 +8,7 @@ use samite_ggml::abi::{
     AbortCallback, Backend, Buffer, BufferI, BufferType, BufferTypeTable, DevProps, Device, Status,
     Tensor, Version, device_type, proc_name, usage,
 };
-use samite_ggml::convert::ConversionReason;
+use samite_ggml::convert::UnsupportedConversion;
 use samite_ggml::convert::export::{Exported, TensorLocation, bare};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -273,7 +273,7 @@ fn computes(host: &Host) {
         .ids()
         .filter(|&id| m.graph.tensor(id).is_computed())
         .collect();
-    let in_plain = |id: TensorId| -> Result<TensorLocation, ConversionReason> {
+    let in_plain = |id: TensorId| -> Result<TensorLocation, UnsupportedConversion> {
         Ok(TensorLocation::At(plain, at(id)))
     };
     let mut exported = Exported::new(&m.graph, &nodes, in_plain).unwrap();
@@ -330,7 +330,7 @@ fn computes(host: &Host) {
 
     if let Some(packed_type) = packed_type {
         let packed = packed_weights(host, packed_type, &m, &bytes);
-        let in_both = |id: TensorId| -> Result<TensorLocation, ConversionReason> {
+        let in_both = |id: TensorId| -> Result<TensorLocation, UnsupportedConversion> {
             Ok(if id == m.w {
                 TensorLocation::Tensor((&raw const *packed.tensor).cast_mut())
             } else {
@@ -438,7 +438,7 @@ fn asks_for_packed_memory(
             size: 0,
             usage: usage::ANY,
         };
-        let place = |id: TensorId| -> Result<TensorLocation, ConversionReason> {
+        let place = |id: TensorId| -> Result<TensorLocation, UnsupportedConversion> {
             let buffer = if buffer_type.is_some() && id == m.w {
                 &raw mut empty
             } else {

@@ -4,7 +4,7 @@
 //! initialised, because backends attach their own data to it. All others are created here, at
 //! stable addresses.
 
-use super::ConversionReason;
+use super::UnsupportedConversion;
 use crate::abi::{Buffer, CGraph, HashSet, Tensor, flag};
 use samite_core::{Graph, Layout, Node, Op, TensorId};
 pub use samite_wire::export::with_views;
@@ -43,7 +43,7 @@ impl Exported {
     ///
     /// # Errors
     /// Returns the first node that ggml does not support, or the error of `place`.
-    pub fn new<E: From<ConversionReason>>(
+    pub fn new<E: From<UnsupportedConversion>>(
         graph: &Graph,
         nodes: &[TensorId],
         mut place: impl FnMut(TensorId) -> Result<TensorLocation, E>,
@@ -113,7 +113,7 @@ impl Exported {
     }
 
     /// Adds a tensor whose value already exists.
-    fn leaf<E: From<ConversionReason>>(
+    fn leaf<E: From<UnsupportedConversion>>(
         &mut self,
         graph: &Graph,
         id: TensorId,
@@ -197,14 +197,14 @@ impl Exported {
 ///
 /// # Errors
 /// Returns an error if an extent does not fit into 63 bits.
-pub fn bare(layout: &Layout) -> Result<Tensor, ConversionReason> {
+pub fn bare(layout: &Layout) -> Result<Tensor, UnsupportedConversion> {
     Ok(Tensor::from_description(&samite_wire::export::bare(
         layout,
     )?))
 }
 
 /// Returns a node without memory and sources.
-fn describe(node: Node<'_>) -> Result<Tensor, ConversionReason> {
+fn describe(node: Node<'_>) -> Result<Tensor, UnsupportedConversion> {
     let mut tensor = Tensor::from_description(&samite_wire::export::describe(node)?);
     tensor.set_name(&node.tensor().name);
     Ok(tensor)

@@ -1,7 +1,7 @@
 //! Converts ggml's structures to a samite graph. The shared [importer](samite_wire::import) finds
 //! tensors by their addresses.
 
-use super::ConversionReason;
+use super::UnsupportedConversion;
 use crate::abi::{CGraph, MAX_SRC, Tensor};
 use samite_core::{Layout, TensorId, TensorRef};
 pub use samite_wire::import::{Imported, supported, temporary};
@@ -13,20 +13,24 @@ pub trait TensorMemory {
     ///
     /// # Errors
     /// Returns an error if it has none, or if it is outside its buffer.
-    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, ConversionReason>;
+    fn place(
+        &mut self,
+        tensor: &Tensor,
+        layout: Layout,
+    ) -> Result<TensorRef, UnsupportedConversion>;
 
     /// Allocates memory for an intermediate result.
     ///
     /// # Errors
     /// Returns an error if no memory is available.
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason>;
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, UnsupportedConversion>;
 }
 
 /// Returns the layout of a tensor.
 ///
 /// # Errors
 /// Returns an error if its type is unknown, or if its extents and strides are invalid.
-pub fn layout(tensor: &Tensor) -> Result<Layout, ConversionReason> {
+pub fn layout(tensor: &Tensor) -> Result<Layout, UnsupportedConversion> {
     import::layout(&tensor.description())
 }
 
@@ -76,13 +80,17 @@ impl<M: TensorMemory> import::Tensors for Addresses<M> {
         unsafe { self.graph.as_ref()?.uses(key) }
     }
 
-    fn place(&mut self, key: *const Tensor, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn place(
+        &mut self,
+        key: *const Tensor,
+        layout: Layout,
+    ) -> Result<TensorRef, UnsupportedConversion> {
         // SAFETY: as in `tensor`.
         let tensor = unsafe { &*key };
         self.memory.place(tensor, layout)
     }
 
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, UnsupportedConversion> {
         self.memory.temporary(layout)
     }
 }
@@ -103,7 +111,10 @@ impl<M: TensorMemory> Importer<M> {
     ///
     /// # Safety
     /// `tensor` and everything that it points to must be valid.
-    pub unsafe fn node(&mut self, tensor: *const Tensor) -> Result<TensorId, ConversionReason> {
+    pub unsafe fn node(
+        &mut self,
+        tensor: *const Tensor,
+    ) -> Result<TensorId, UnsupportedConversion> {
         self.0.node(tensor)
     }
 
@@ -114,7 +125,7 @@ impl<M: TensorMemory> Importer<M> {
     ///
     /// # Safety
     /// The graph must be valid.
-    pub unsafe fn graph(mut self, graph: &CGraph) -> Result<Imported, ConversionReason> {
+    pub unsafe fn graph(mut self, graph: &CGraph) -> Result<Imported, UnsupportedConversion> {
         self.0.tensors_mut().graph = graph;
         // SAFETY: the graph is valid, so its list has this many nodes.
         let nodes = unsafe { graph.nodes() };

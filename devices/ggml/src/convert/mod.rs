@@ -7,7 +7,7 @@
 
 pub mod export;
 pub mod import;
-pub use samite_wire::{ConversionReason, params};
+pub use samite_wire::{UnsupportedConversion, params};
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,11 @@ use std::ptr::null_mut;
 struct Arena(TensorRef);
 
 impl TensorMemory for Arena {
-    fn place(&mut self, tensor: &Tensor, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn place(
+        &mut self,
+        tensor: &Tensor,
+        layout: Layout,
+    ) -> Result<TensorRef, UnsupportedConversion> {
         let base = self.0.buffer.host().unwrap().base().as_ptr() as usize;
         Ok(TensorRef {
             buffer: self.0.buffer.clone(),
@@ -25,7 +29,7 @@ impl TensorMemory for Arena {
         })
     }
 
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, UnsupportedConversion> {
         super::import::temporary(layout)
     }
 }
@@ -58,7 +62,7 @@ fn there_and_back(graph: &Graph) -> super::import::Imported {
         .ids()
         .filter(|&id| !matches!(graph.tensor(id).op, Op::Leaf))
         .collect();
-    let place = |id: TensorId| -> Result<TensorLocation, ConversionReason> {
+    let place = |id: TensorId| -> Result<TensorLocation, UnsupportedConversion> {
         Ok(TensorLocation::At(
             std::ptr::without_provenance_mut(8),
             base.wrapping_add(offsets[id.index()]),
@@ -164,7 +168,7 @@ fn tensor(dtype: DType, shape: [usize; 4], data: usize) -> Tensor {
 /// Imports one node over an arena of zeros that starts at the returned address.
 fn import(
     make: impl FnOnce(usize) -> Vec<Tensor>,
-) -> Result<super::import::Imported, ConversionReason> {
+) -> Result<super::import::Imported, UnsupportedConversion> {
     let memory = HostMemory::allocate(1 << 16, "test", "an arena").unwrap();
     let base = memory.base().as_ptr() as usize;
     let arena = TensorRef {

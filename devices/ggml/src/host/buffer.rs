@@ -3,7 +3,7 @@
 use super::library::{Plugin, string};
 use super::stream::span;
 use crate::abi::{self, Status, Tensor, usage};
-use crate::convert::ConversionReason;
+use crate::convert::UnsupportedConversion;
 use crate::convert::export::{Exported, TensorLocation, bare};
 use samite_core::{
     BufferType, DType, Error, HostMemory, Layout, Location, MemoryId, Node, Result, Rows, Slot,
@@ -219,7 +219,7 @@ fn number_of(usage: Usage) -> i32 {
 /// Calls `f` with the structure of a node's result, which has sources and an operation but no
 /// memory. Returns `None` if ggml does not have the operation.
 fn with_operation<R>(node: Node<'_>, f: impl FnOnce(*const Tensor) -> R) -> Option<R> {
-    let nowhere = |_| Ok::<_, ConversionReason>(TensorLocation::At(null_mut(), null_mut()));
+    let nowhere = |_| Ok::<_, UnsupportedConversion>(TensorLocation::At(null_mut(), null_mut()));
     let exported = Exported::new(node.graph(), &[node.id()], nowhere).ok()?;
     Some(f(*exported.nodes().last()?))
 }

@@ -6,7 +6,7 @@ use super::library::{Plugin, string};
 use super::optimize::Optimizer;
 use super::stream::GgmlStream;
 use crate::abi::{self, DevCaps, DevProps, Tensor, device_type};
-use crate::convert::ConversionReason;
+use crate::convert::UnsupportedConversion;
 use crate::convert::export::{Exported, TensorLocation};
 use samite_core::{
     Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, HostMemory, Keep,
@@ -88,7 +88,7 @@ impl DeviceCore {
             return Support::No(reason);
         }
         let first = node.source(0).map(|source| source.id());
-        let place = |id: TensorId| -> std::result::Result<TensorLocation, ConversionReason> {
+        let place = |id: TensorId| -> std::result::Result<TensorLocation, UnsupportedConversion> {
             let tensor = node.graph().node(id);
             let buffer = match tensor.stored() {
                 Some(stored) => {

@@ -9,7 +9,7 @@ use super::buffer::GgmlBuffer;
 use super::device::GgmlDevice;
 use super::library::Plugin;
 use crate::abi::{self, GraphOptimize, GraphOptimizeParams, Tensor};
-use crate::convert::ConversionReason;
+use crate::convert::UnsupportedConversion;
 use crate::convert::export::{Exported, TensorLocation, with_views};
 use samite_core::reorder::{check_order, memories};
 use samite_core::{Buffer, Graph, Keep, TensorId, Usage};
@@ -97,7 +97,7 @@ impl Optimizer {
             return Vec::new();
         }
         let mut sequence = with_views(graph, nodes);
-        let exported = Exported::new::<ConversionReason>(graph, &sequence, |id| {
+        let exported = Exported::new::<UnsupportedConversion>(graph, &sequence, |id| {
             Ok(place(&self.plugin, graph, id))
         });
         let Ok(mut exported) = exported else {

@@ -4,7 +4,7 @@ use super::buffer::{GgmlBuffer, RawBuffer};
 use super::device::GgmlDevice;
 use super::event::GgmlEvent;
 use crate::abi::{self, Status};
-use crate::convert::ConversionReason;
+use crate::convert::UnsupportedConversion;
 use crate::convert::export::{Exported, TensorLocation, with_views};
 use samite_core::{
     Access, Buffer, CancelToken, Device, Error, Event, HostMemory, MemorySet, Placed, Prepared,
@@ -132,8 +132,8 @@ struct Wrapped {
 /// An error of `convert` or of memory.
 struct ConversionError(Error);
 
-impl From<ConversionReason> for ConversionError {
-    fn from(reason: ConversionReason) -> Self {
+impl From<UnsupportedConversion> for ConversionError {
+    fn from(reason: UnsupportedConversion) -> Self {
         ConversionError(Error::invalid(reason.into_owned()))
     }
 }

@@ -47,7 +47,7 @@ impl RpcBufferType {
 
     /// Converts a tensor to a message.
     pub fn record(&self, tensor: &TensorInfo<'_>) -> Result<Record> {
-        let refused = |reason: samite_wire::ConversionReason| {
+        let refused = |reason: samite_wire::UnsupportedConversion| {
             Error::unsupported(&self.name, format!("tensor '{}'", tensor.name), reason)
         };
         bare(&tensor.layout)

@@ -141,7 +141,7 @@ impl Endpoint {
         link.tell(&Request::Hello)
             .and_then(|()| link.receive(&mut reply))
             .map_err(failed)?;
-        let unknown = |reason: samite_wire::ConversionReason| {
+        let unknown = |reason: samite_wire::UnsupportedConversion| {
             failed(io::Error::new(ErrorKind::Unsupported, reason.into_owned()))
         };
         let greeting = Greeting::read(&reply).map_err(unknown)?;

@@ -95,7 +95,7 @@ impl Writer<'_> {
 
     fn node(&mut self, id: TensorId, uses: i32, is_read: bool) -> Result<()> {
         let node = self.work.graph.node(id);
-        let refused = |reason: samite_wire::ConversionReason| {
+        let refused = |reason: samite_wire::UnsupportedConversion| {
             Error::unsupported(self.device.name(), node.op().to_string(), reason)
         };
         let described = describe(node).map_err(refused)?;

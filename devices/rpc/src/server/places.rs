@@ -11,7 +11,7 @@ use samite_wire::import::Tensors;
 use samite_wire::numbers::MAX_SRC;
 use samite_wire::rpc::graph::{GraphMessage, MAX_SOURCES};
 use samite_wire::rpc::record::Record;
-use samite_wire::{ConversionReason, Description};
+use samite_wire::{Description, UnsupportedConversion};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -60,12 +60,12 @@ impl Buffers {
         self.last
     }
 
-    pub fn get(&self, number: u64) -> Result<&Held, ConversionReason> {
+    pub fn get(&self, number: u64) -> Result<&Held, UnsupportedConversion> {
         let unknown = || format!("there is no buffer {number:#x} of this client").into();
         self.held.get(&number).ok_or_else(unknown)
     }
 
-    pub fn remove(&mut self, number: u64) -> Result<(), ConversionReason> {
+    pub fn remove(&mut self, number: u64) -> Result<(), UnsupportedConversion> {
         self.get(number)?;
         if let Some(held) = self.held.remove(&number) {
             self.free.push(held.slot);
@@ -74,7 +74,11 @@ impl Buffers {
     }
 
     /// Returns the location of a tensor, if it lies in its buffer.
-    pub fn place(&self, record: &Record, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    pub fn place(
+        &self,
+        record: &Record,
+        layout: Layout,
+    ) -> Result<TensorRef, UnsupportedConversion> {
         if record.buffer == 0 || record.data == 0 {
             return Err(format!("'{}' lies in no buffer", record.name()).into());
         }
@@ -103,13 +107,17 @@ impl Buffers {
 }
 
 /// Checks that a tensor does not have many more elements than its memory holds.
-fn check_repeated(record: &Record, layout: &Layout, buffer: usize) -> Result<(), ConversionReason> {
+fn check_repeated(
+    record: &Record,
+    layout: &Layout,
+    buffer: usize,
+) -> Result<(), UnsupportedConversion> {
     let checked = samite_core::check_repeated(&record.name(), layout, buffer);
     checked.map_err(|error| error.to_string().into())
 }
 
 /// Returns the layout of a tensor.
-pub(super) fn layout(record: &Record) -> Result<Layout, ConversionReason> {
+pub(super) fn layout(record: &Record) -> Result<Layout, UnsupportedConversion> {
     samite_wire::import::layout(&record.description())
 }
 
@@ -131,7 +139,7 @@ pub(super) fn allocate(
     bytes: usize,
     ledger: &Arc<Ledger>,
     charges: &mut Vec<Charge>,
-) -> Result<Arc<dyn Buffer>, ConversionReason> {
+) -> Result<Arc<dyn Buffer>, UnsupportedConversion> {
     let charge = ledger.take(bytes);
     let charge =
         charge.ok_or_else(|| format!("{bytes} bytes are more than this client may take"))?;
@@ -164,7 +172,7 @@ impl Tensors for Placed<'_> {
         usize::try_from(self.graph.tensors[key].use_count).ok()
     }
 
-    fn place(&mut self, key: usize, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn place(&mut self, key: usize, layout: Layout) -> Result<TensorRef, UnsupportedConversion> {
         let record = &self.graph.tensors[key];
         if layout.is_empty() {
             check_repeated(record, &layout, 0)?;
@@ -195,7 +203,7 @@ impl Tensors for Placed<'_> {
         Ok(place)
     }
 
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, UnsupportedConversion> {
         let buffer = allocate(self.device, layout.bytes(), self.ledger, self.charges)?;
         let slot = Slot { offset: 0, layout };
         Ok(TensorRef { buffer, slot })
@@ -242,11 +250,11 @@ impl Tensors for Question<'_> {
         None
     }
 
-    fn place(&mut self, _: usize, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn place(&mut self, _: usize, layout: Layout) -> Result<TensorRef, UnsupportedConversion> {
         self.temporary(layout)
     }
 
-    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, ConversionReason> {
+    fn temporary(&mut self, layout: Layout) -> Result<TensorRef, UnsupportedConversion> {
         let memory = self.device.buffer_type();
         Ok(TensorRef {
             buffer: unallocated(&memory, isize::MAX as usize, Usage::Any),

@@ -6,7 +6,7 @@ use super::work::{Lane, SegmentedGraph, prepare, run};
 use crate::channel::allowance;
 use samite_core::environment::{Instant, Seat, Stage};
 use samite_core::{CancelToken, Charge, Device, Ledger, TensorInfo, TensorRef, Usage};
-use samite_wire::ConversionReason;
+use samite_wire::UnsupportedConversion;
 use samite_wire::import::{Importer, supported};
 use samite_wire::numbers::op;
 use samite_wire::rpc::frame::{Command, HEADER};
@@ -30,7 +30,7 @@ pub enum End {
     /// The connection is broken or too slow.
     Lost(io::Error),
     /// The client sent an invalid request.
-    Refused(ConversionReason),
+    Refused(UnsupportedConversion),
 }
 
 impl From<io::Error> for End {
@@ -39,8 +39,8 @@ impl From<io::Error> for End {
     }
 }
 
-impl From<ConversionReason> for End {
-    fn from(reason: ConversionReason) -> Self {
+impl From<UnsupportedConversion> for End {
+    fn from(reason: UnsupportedConversion) -> Self {
         End::Refused(reason)
     }
 }
@@ -160,7 +160,7 @@ impl RpcSession {
                 self.expect(0);
             }
             let piece = (wanted - self.bytes.len()).min(bytes.len());
-            let refused = |_| ConversionReason::from("there is no memory for the message");
+            let refused = |_| UnsupportedConversion::from("there is no memory for the message");
             self.bytes.try_reserve(piece).map_err(refused)?;
             let (now, later) = bytes.split_at(piece);
             self.bytes.extend(now);
@@ -469,7 +469,7 @@ impl RpcSession {
     fn run(&mut self, number: usize) -> Result<(), End> {
         let work = self.kept[number].as_mut();
         let work =
-            work.ok_or_else(|| ConversionReason::from("there is no graph to compute again"))?;
+            work.ok_or_else(|| UnsupportedConversion::from("there is no graph to compute again"))?;
         let lane = &mut self.lanes[number];
         run(work, lane, &mut self.fallbacks, &self.cancel).map_err(|error| {
             if matches!(error, samite_core::Error::Cancelled) {
@@ -542,7 +542,11 @@ impl RpcSession {
 }
 
 /// Checks a range of a tensor's bytes.
-fn range(place: &TensorRef, offset: u64, size: u64) -> Result<(usize, usize), ConversionReason> {
+fn range(
+    place: &TensorRef,
+    offset: u64,
+    size: u64,
+) -> Result<(usize, usize), UnsupportedConversion> {
     let bytes = place.layout().bytes() as u64;
     let end = offset.checked_add(size);
     match (usize::try_from(offset), usize::try_from(size)) {

@@ -10,7 +10,7 @@ use samite_core::{
     Charge, DType, Device, Graph, Layout, Ledger, Location, Result as Outcome, Slot, TensorId,
     TensorRef, Usage, unallocated,
 };
-use samite_wire::ConversionReason;
+use samite_wire::UnsupportedConversion;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl Staged {
         device: &dyn Device,
         ledger: &Arc<Ledger>,
         charges: &mut Vec<Charge>,
-    ) -> Result<(Self, Vec<(TensorId, TensorRef)>), ConversionReason> {
+    ) -> Result<(Self, Vec<(TensorId, TensorRef)>), UnsupportedConversion> {
         let mut staged = Staged::default();
         let mut moved = Vec::new();
         let mut uses: Vec<Use> = uses(graph, nodes, places, device).into_values().collect();
@@ -64,7 +64,7 @@ impl Staged {
                 together.push(next);
             }
             let bytes = end - first.start.offset;
-            let text = |error: samite_core::Error| ConversionReason::from(error.to_string());
+            let text = |error: samite_core::Error| UnsupportedConversion::from(error.to_string());
             let layout = Layout::contiguous(DType::I8, [bytes, 1, 1, 1]).map_err(text)?;
             // Distance from the start of the range to the first tensor.
             let lead = first.place.location().offset - first.start.offset;

@@ -6,7 +6,7 @@ use samite_core::{
     CancelToken, Charge, DType, Device, Layout, Ledger, Prepared, Result as Outcome, RunControl,
     Slot, Stream, Support, TensorId, TensorInfo, TensorRef,
 };
-use samite_wire::ConversionReason;
+use samite_wire::UnsupportedConversion;
 use samite_wire::import::{Imported, Importer};
 use samite_wire::rpc::graph::GraphMessage;
 use std::collections::BTreeSet;
@@ -66,7 +66,7 @@ pub(super) fn prepare(
     ledger: &Arc<Ledger>,
     lane: &mut Lane,
     fallbacks: &mut [Lane],
-) -> Result<SegmentedGraph, ConversionReason> {
+) -> Result<SegmentedGraph, UnsupportedConversion> {
     let (mut used, mut charges) = (BTreeSet::new(), Vec::new());
     let tensors = Placed {
         graph,
@@ -91,7 +91,7 @@ pub(super) fn prepare(
             None => (Staged::default(), Vec::new()),
             Some(_) => Staged::new(&graph, &nodes, &places, &*lane.device, ledger, &mut charges)?,
         };
-        let text = |error: samite_core::Error| ConversionReason::from(error.to_string());
+        let text = |error: samite_core::Error| UnsupportedConversion::from(error.to_string());
         let bytes = lane.device.workspace(&graph, &nodes).map_err(text)?;
         let workspace = match bytes {
             0 => None,
@@ -139,7 +139,7 @@ fn exchange(places: &mut [Option<TensorRef>], others: &mut [(TensorId, TensorRef
 
 /// Checks that every result has the memory that its operation needs: some devices write past the
 /// last element.
-fn check_room(imported: &Imported) -> Result<(), ConversionReason> {
+fn check_room(imported: &Imported) -> Result<(), UnsupportedConversion> {
     for &id in &imported.nodes {
         let node = imported.graph.node(id);
         let (Some(place), None) = (&imported.places[id.index()], node.tensor().view) else {
@@ -182,7 +182,7 @@ fn divide(
     imported: &Imported,
     device: &dyn Device,
     fallbacks: &[Lane],
-) -> Result<Vec<GraphSegment>, ConversionReason> {
+) -> Result<Vec<GraphSegment>, UnsupportedConversion> {
     let mut parts: Vec<GraphSegment> = Vec::new();
     for &id in &imported.nodes {
         let node = imported.graph.node(id);
@@ -192,7 +192,7 @@ fn divide(
                 let mut lanes = fallbacks.iter();
                 let found = lanes.position(|lane| lane.device.supports(node).is_yes());
                 let nobody = || {
-                    ConversionReason::from(format!(
+                    UnsupportedConversion::from(format!(
                         "{} cannot compute {} '{}': {reason}",
                         device.name(),
                         node.op(),

@@ -1,9 +1,7 @@
 //! Softmax and attention.
 
 use super::{elements, floats, load_four, matmul};
-use crate::plan::{
-    Capacity, GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch,
-};
+use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use crate::shader::{ATTENTION_MATRICES, Access};
 use samite_core::{DType, Node};
 
@@ -50,7 +48,7 @@ pub fn soft_max(
     floats(&operands)?;
     elements(&operands[0])?;
     let alone = operands.len() == 2;
-    let launch = Launch::new("soft_max", operands, ShaderWorkgroups::Rows)
+    let launch = Launch::new("soft_max", operands, WorkgroupCount::Rows)
         .floats([scale, max_bias])
         .ints([power(heads)])
         .with("MASKED", masked)
@@ -139,7 +137,7 @@ pub fn flash(
         let mut combined = vec![y, scratch('p', Access::Read)];
         combined.extend(node.optional(4));
         combined.extend(numbers);
-        let combine = Launch::new("flash_attn_combine", combined, ShaderWorkgroups::Rows);
+        let combine = Launch::new("flash_attn_combine", combined, WorkgroupCount::Rows);
         let combine = with_numbers(combine, columns)
             .with(
                 "KEEP_RESULT",
@@ -179,7 +177,7 @@ pub fn flash(
     let attention = Launch::new(
         "flash_attn",
         operands,
-        ShaderWorkgroups::Groups(queries * shares),
+        WorkgroupCount::Groups(queries * shares),
     );
     let attention = with_numbers(attention, columns.filter(|_| shares == 1))
         .floats([scale, max_bias, softcap])
@@ -211,18 +209,14 @@ fn tiled(operands: Vec<Operand>, is_wide: bool, capacity: &Capacity) -> Launch {
     } else {
         include_str!("../kernels/flash_attn_tiles_any.wgsl")
     };
-    Launch::new(
-        "flash_attn_tiles",
-        operands,
-        ShaderWorkgroups::Groups(tiles),
-    )
-    .with("LOADS", loads)
-    .with("LOADED_QUERY", load_four(&q))
-    .with("LOADED_KEY", load_four(&k))
-    .with("LOADED_VALUE", load_four(&v))
-    .with("VALUE_CHUNKS", v.shape[0].div_ceil(32))
-    .with("GROUP_SIZE", ATTENTION_GROUP)
-    .reduces(capacity)
+    Launch::new("flash_attn_tiles", operands, WorkgroupCount::Groups(tiles))
+        .with("LOADS", loads)
+        .with("LOADED_QUERY", load_four(&q))
+        .with("LOADED_KEY", load_four(&k))
+        .with("LOADED_VALUE", load_four(&v))
+        .with("VALUE_CHUNKS", v.shape[0].div_ceil(32))
+        .with("GROUP_SIZE", ATTENTION_GROUP)
+        .reduces(capacity)
 }
 
 /// Queries per tile with cooperative matrices, and keys per iteration.
@@ -247,19 +241,15 @@ fn fits_matrices([k, v]: [&Operand; 2], capacity: &Capacity) -> bool {
 fn by_matrices(operands: Vec<Operand>, capacity: &Capacity) -> Launch {
     let [q, k, v] = [1, 2, 3].map(|number| operands[number]);
     let tiles = q.shape[1].div_ceil(MATRIX_QUERIES) * q.shape[2] * q.shape[3];
-    Launch::new(
-        ATTENTION_MATRICES,
-        operands,
-        ShaderWorkgroups::Groups(tiles),
-    )
-    .with("LOADED_QUERY", load_four(&q))
-    .with("HEAD_SIZE", k.shape[0].max(v.shape[0]))
-    .with("KEY_SIZE", k.shape[0])
-    .with("VALUE_SIZE", v.shape[0])
-    .with("KEY_STEPS", k.shape[0] / 16)
-    .with("VALUE_CHUNKS", v.shape[0] / 32)
-    .with("GROUP_SIZE", GROUP)
-    .reduces(capacity)
+    Launch::new(ATTENTION_MATRICES, operands, WorkgroupCount::Groups(tiles))
+        .with("LOADED_QUERY", load_four(&q))
+        .with("HEAD_SIZE", k.shape[0].max(v.shape[0]))
+        .with("KEY_SIZE", k.shape[0])
+        .with("VALUE_SIZE", v.shape[0])
+        .with("KEY_STEPS", k.shape[0] / 16)
+        .with("VALUE_CHUNKS", v.shape[0] / 32)
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity)
 }
 
 /// Returns whether heads of `size` elements can be quantized to 8 bits: `size` is a multiple of the
@@ -347,7 +337,7 @@ pub fn flash_back(
     let launch = |kernel, access, work| {
         let scratch = Operand::workspace('w', access, DType::F32, 2 * queries);
         let operands = operands.iter().copied().chain([scratch]).collect();
-        Launch::new(kernel, operands, ShaderWorkgroups::Groups(work))
+        Launch::new(kernel, operands, WorkgroupCount::Groups(work))
             .floats([scale])
             .ints([q.elements(), k.elements()])
             .with("MASK_VALUE", mask)

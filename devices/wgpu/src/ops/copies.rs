@@ -1,6 +1,6 @@
 //! Operations that move elements: copies, conversions, repetition, concatenation.
 
-use crate::plan::{GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch};
+use crate::plan::{GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use samite_core::{DType, Node};
 
 /// Returns the largest unit that divides the size of an element or block.
@@ -25,7 +25,7 @@ fn moved(operands: Vec<Operand>, from: &str) -> Result<Launch, UnsupportedLaunch
         .into_iter()
         .map(in_units)
         .collect::<Result<Vec<_>, _>>()?;
-    Ok(Launch::new("move", operands, ShaderWorkgroups::Elements).with("MOVED", from))
+    Ok(Launch::new("move", operands, WorkgroupCount::Elements).with("MOVED", from))
 }
 
 /// Copies the elements of source 0 in logical order and converts them to the type of the result.
@@ -52,7 +52,7 @@ pub fn convert(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
         return Ok(Launch::new(
             "encode",
             vec![y, a],
-            ShaderWorkgroups::Groups((y.elements() / 32).div_ceil(GROUP as usize)),
+            WorkgroupCount::Groups((y.elements() / 32).div_ceil(GROUP as usize)),
         ));
     }
     let from = "let source = indices(n, shape_a())";
@@ -61,7 +61,7 @@ pub fn convert(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     } else {
         format!("{from}; put_y(indices(n, shape), get_a(source))")
     };
-    let launch = Launch::new("cast", vec![y, a], ShaderWorkgroups::Elements);
+    let launch = Launch::new("cast", vec![y, a], WorkgroupCount::Elements);
     Ok(launch.with("CONVERSION", conversion).cut(cut))
 }
 

@@ -2,7 +2,7 @@
 
 use super::matmul::{QUANTIZED_PIECE, numbers};
 use super::{elements, floats};
-use crate::plan::{Launch, Operands, ShaderWorkgroups, UnsupportedLaunch};
+use crate::plan::{Launch, Operands, UnsupportedLaunch, WorkgroupCount};
 use crate::shader::Access;
 use samite_core::{Glu, Node, Shape, Unary};
 
@@ -18,7 +18,7 @@ fn launch(
     floats(&operands)?;
     elements(&operands[0])?;
     Ok(
-        Launch::new("elementwise", operands, ShaderWorkgroups::Elements)
+        Launch::new("elementwise", operands, WorkgroupCount::Elements)
             .with("EXPRESSION", expression)
             .with("FIRST_VALUE", first)
             .with("SECOND_VALUE", second),
@@ -119,7 +119,7 @@ pub fn gated_columns(
     let y = node.result();
     let mut operands = unit.operands;
     operands.push(numbers(&y, Access::Write));
-    let work = ShaderWorkgroups::Groups(y.rows() * y.shape[0].div_ceil(QUANTIZED_PIECE));
+    let work = WorkgroupCount::Groups(y.rows() * y.shape[0].div_ceil(QUANTIZED_PIECE));
     let mut launch = Launch::new("gated_q8", operands, work).with("SCRATCH", 3);
     launch.shader.text.extend(unit.shader.text);
     launch.floats = unit.floats;

@@ -1,9 +1,7 @@
 //! Matrix products.
 
 use super::{Known, floats, load_four, weights};
-use crate::plan::{
-    Capacity, GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch,
-};
+use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use crate::shader::{Access, MATRICES};
 use crate::tuning::TILES;
 use samite_core::{DType, Node};
@@ -81,7 +79,7 @@ pub fn mul_mat(
 fn product([y, a, b]: [Operand; 3], capacity: &Capacity, aligned: bool) -> Launch {
     let (m, n, batches) = (a.shape[1], b.shape[1], b.shape[2] * b.shape[3]);
     if n <= MAX_COLUMNS {
-        let work = ShaderWorkgroups::Groups(m.div_ceil(VECTOR_ROWS) * batches);
+        let work = WorkgroupCount::Groups(m.div_ceil(VECTOR_ROWS) * batches);
         let launch = Launch::new("mul_mat_vec", vec![y, a, b], work).with("COLUMN_COUNT", n.max(1));
         return along_rows(launch, &a, &b, n).reduces(capacity);
     }
@@ -137,7 +135,7 @@ fn tiled(
     let launch = Launch::new(
         kernel,
         operands,
-        ShaderWorkgroups::Groups(count([height, width])),
+        WorkgroupCount::Groups(count([height, width])),
     )
     .with("LOADED_A", load_four(&a))
     .with("LOADED_B", columns)
@@ -191,7 +189,7 @@ pub fn mul_mat_id(
             Operand::workspace('w', access, DType::I32, count)
         };
         let lists = vec![scratch(Access::Write), c];
-        let lists = Launch::new("expert_lists", lists, ShaderWorkgroups::Groups(experts))
+        let lists = Launch::new("expert_lists", lists, WorkgroupCount::Groups(experts))
             .ints([experts])
             .can_fail();
         let products = parts.into_iter().map(|(first, [y, a])| {
@@ -203,7 +201,7 @@ pub fn mul_mat_id(
         return Ok(std::iter::once(lists).chain(products).collect());
     }
     let products = parts.into_iter().map(|(first, [y, a])| {
-        let work = ShaderWorkgroups::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * choices);
+        let work = WorkgroupCount::Groups(a.shape[1].div_ceil(VECTOR_ROWS) * choices);
         let launch = Launch::new("mul_mat_id", vec![y, a, b, c], work).ints([first, experts]);
         along_rows(launch, &a, &b, 1).reduces(capacity).can_fail()
     });
@@ -242,7 +240,7 @@ pub fn numbers(columns: &Operand, access: Access) -> Operand {
 pub fn quantize(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     let b = node.source_operand(1)?;
     floats([&b])?;
-    let work = ShaderWorkgroups::Groups(b.rows() * b.shape[0].div_ceil(QUANTIZED_PIECE));
+    let work = WorkgroupCount::Groups(b.rows() * b.shape[0].div_ceil(QUANTIZED_PIECE));
     let launch = Launch::new("quantize", vec![numbers(&b, Access::Write), b], work);
     Ok(launch.with("LOADED_B", load_four(&b)).with("SCRATCH", 0))
 }
@@ -284,7 +282,7 @@ pub fn packed_products(
     let scratch = operands.len();
     operands.push(numbers(&b, Access::Wide));
     floats(operands.iter().take(scratch))?;
-    let launch = Launch::new("mul_mat_q8", operands, ShaderWorkgroups::Groups(groups))
+    let launch = Launch::new("mul_mat_q8", operands, WorkgroupCount::Groups(groups))
         .with("MATRICES", functions)
         .with("CALLS", calls)
         .with("SCRATCH", scratch)
@@ -302,11 +300,7 @@ pub fn out_prod(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
         node.source_operand(1)?,
     ];
     floats(&operands)?;
-    Ok(Launch::new(
-        "out_prod",
-        operands,
-        ShaderWorkgroups::Elements,
-    ))
+    Ok(Launch::new("out_prod", operands, WorkgroupCount::Elements))
 }
 
 const _: () = assert!(

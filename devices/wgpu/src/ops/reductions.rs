@@ -2,9 +2,7 @@
 
 use super::matmul::numbers;
 use super::{elements, floats, load_four};
-use crate::plan::{
-    Capacity, GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch,
-};
+use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use crate::shader::Access;
 use samite_core::{DType, Node, SortOrder};
 
@@ -62,15 +60,11 @@ pub fn sum_scratch(y: Operand, count: usize, factor: f32, capacity: &Capacity) -
 /// Computes sums times `factor`. `sizes` holds the elements per sum, the number of sums, and the
 /// total number of elements.
 fn sums(operands: [Operand; 2], sizes: [usize; 3], factor: f32, capacity: &Capacity) -> Launch {
-    Launch::new(
-        "rows",
-        operands.to_vec(),
-        ShaderWorkgroups::Groups(sizes[1]),
-    )
-    .ints(sizes)
-    .floats([factor])
-    .with("GROUP_SIZE", GROUP)
-    .reduces(capacity)
+    Launch::new("rows", operands.to_vec(), WorkgroupCount::Groups(sizes[1]))
+        .ints(sizes)
+        .floats([factor])
+        .with("GROUP_SIZE", GROUP)
+        .reduces(capacity)
 }
 
 /// Computes the sum of each row, times `factor`.
@@ -93,7 +87,7 @@ pub fn sum_rows(
 
 /// Computes the running sum of each row.
 pub fn running_sum(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
-    Ok(Launch::new("cumsum", both(node)?, ShaderWorkgroups::Rows).cut(&[1, 2, 3]))
+    Ok(Launch::new("cumsum", both(node)?, WorkgroupCount::Rows).cut(&[1, 2, 3]))
 }
 
 /// Normalizes rows, around their mean or around 0.
@@ -103,7 +97,7 @@ pub fn norm(
     [centered, scale]: [&str; 2],
     capacity: &Capacity,
 ) -> Result<Launch, UnsupportedLaunch> {
-    let launch = Launch::new("norm", both(node)?, ShaderWorkgroups::Rows).floats([eps]);
+    let launch = Launch::new("norm", both(node)?, WorkgroupCount::Rows).floats([eps]);
     let launch = launch.with("CENTERED", centered).with("SCALE", scale);
     Ok(launch
         .with("GROUP_SIZE", GROUP)
@@ -155,7 +149,7 @@ pub fn scaled_norm(
         operands.push(numbers(&y, Access::Write));
         quantize = "quantize(x, k, number, shape.x, rows_of(shape), local)";
     }
-    let launch = Launch::new("scaled_norm", operands, ShaderWorkgroups::Rows)
+    let launch = Launch::new("scaled_norm", operands, WorkgroupCount::Rows)
         .floats([eps])
         .with("LOADED_A", loaded)
         .with("LOADED_B", load_four(&b))
@@ -174,13 +168,9 @@ pub fn argmax(node: Node<'_>) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let (length, rows) = (a.shape[0], a.rows());
     let [size, pieces] = pieces(length);
     let launch = |operands: Vec<Operand>, sizes: [usize; 3], candidate: &str| {
-        Launch::new(
-            "argmax",
-            operands,
-            ShaderWorkgroups::Groups(rows * sizes[2]),
-        )
-        .ints(sizes)
-        .with("CANDIDATE", candidate)
+        Launch::new("argmax", operands, WorkgroupCount::Groups(rows * sizes[2]))
+            .ints(sizes)
+            .with("CANDIDATE", candidate)
     };
     if pieces == 1 {
         return Ok(vec![launch(vec![a, y], [length, length, 1], "j")]);
@@ -211,7 +201,7 @@ fn sorted(node: Node<'_>, count: usize, descending: bool) -> Result<Launch, Unsu
     if a.shape[0] > MAX_SORT {
         return Err(format!("rows longer than {MAX_SORT}").into());
     }
-    let launch = Launch::new("sort", vec![a, y], ShaderWorkgroups::Elements);
+    let launch = Launch::new("sort", vec![a, y], WorkgroupCount::Elements);
     Ok(launch
         .ints([count, usize::from(descending), usize::MAX])
         .with("STORED", STORED)
@@ -241,10 +231,10 @@ pub fn top_k(node: Node<'_>, k: usize) -> Result<Vec<Launch>, UnsupportedLaunch>
     let first = Launch::new(
         "sort",
         vec![a, scratch('y', Access::Write)],
-        ShaderWorkgroups::Elements,
+        WorkgroupCount::Elements,
     );
     let operands = vec![a, y, scratch('w', Access::Read)];
-    let work = ShaderWorkgroups::Groups(count.div_ceil(GROUP as usize));
+    let work = WorkgroupCount::Groups(count.div_ceil(GROUP as usize));
     Ok(vec![
         first
             .ints([k, 1, SORTED_PIECE])

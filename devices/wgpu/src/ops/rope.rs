@@ -1,9 +1,7 @@
 //! Rotary embedding, and the operations that are fused with it before attention.
 
 use super::{elements, floats, load_four};
-use crate::plan::{
-    Capacity, GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch,
-};
+use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use samite_core::{DType, Node, Rope, RopeMode};
 use std::f64::consts::PI;
 
@@ -69,7 +67,7 @@ pub fn norm_rope(
     }
     floats(all.operands.iter().filter(|operand| operand.name != 'b'))?;
     let (y, a) = (all.operands[0], all.operands[1]);
-    let launch = renamed("norm_rope", all, ShaderWorkgroups::Groups(y.rows()))
+    let launch = renamed("norm_rope", all, WorkgroupCount::Groups(y.rows()))
         .with("HEADS", heads(&a, turned.norm.map(|_| 'f')))
         .with("STORE;", "")
         .with("GROUP_SIZE", invocations(y.shape[0]));
@@ -130,7 +128,7 @@ pub fn rope_store(
         "rope" => {
             let per_row = y.shape[0] - of.dims / 2;
             let count = per_row * (y.rows() + k.rows()) + v.elements();
-            let work = ShaderWorkgroups::Groups(count.div_ceil(GROUP as usize));
+            let work = WorkgroupCount::Groups(count.div_ceil(GROUP as usize));
             renamed("rope_store", launch, work)
         }
         _ => {
@@ -140,7 +138,7 @@ pub fn rope_store(
             }
             let pieces = v.elements() / block_lens[1];
             let pieces = pieces.div_ceil(invocations(y.shape[0]));
-            let work = ShaderWorkgroups::Groups(y.rows() + k.rows() + pieces);
+            let work = WorkgroupCount::Groups(y.rows() + k.rows() + pieces);
             let mut launch = renamed("norm_rope", launch, work);
             let [store, memory] = stores(&launch.operands, block_lens, y.shape[0]);
             for (name, text) in &mut launch.shader.text {
@@ -195,7 +193,7 @@ const VALUE_BLOCK: &str = "var x: array<f32, 32>;
     encode_u(row_u(vec3<u32>(row, 0u, 0u)) + i.x * parameters.tensors[CACHE].strides.x, &x);";
 
 /// Returns `launch`, whose operands may have changed, as a launch of `kernel`.
-fn renamed(kernel: &'static str, launch: Launch, work: ShaderWorkgroups) -> Launch {
+fn renamed(kernel: &'static str, launch: Launch, work: WorkgroupCount) -> Launch {
     let mut renamed = Launch::new(kernel, launch.operands, work);
     renamed.shader.text = launch.shader.text;
     renamed.shader.subgroups = launch.shader.subgroups;
@@ -242,7 +240,7 @@ pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Unsupp
     };
     let y = operands[0];
     let per_row = y.shape[0] - rope.dims / 2;
-    let work = ShaderWorkgroups::Groups((per_row * y.rows()).div_ceil(GROUP as usize));
+    let work = WorkgroupCount::Groups((per_row * y.rows()).div_ceil(GROUP as usize));
     Ok(Launch::new("rope", operands, work)
         .floats([
             high,

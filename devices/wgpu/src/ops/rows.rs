@@ -1,7 +1,7 @@
 //! Operations that read or write rows by index.
 
 use super::{elements, floats, weights};
-use crate::plan::{Capacity, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch};
+use crate::plan::{Capacity, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use samite_core::{DType, Node};
 
 /// Checks the type of row indices.
@@ -32,7 +32,7 @@ pub fn get(
     };
     let rows = a.shape[1];
     let parts = parts(&a, capacity).map(|(first, a)| {
-        Launch::new("get_rows", vec![y, a, b], ShaderWorkgroups::Elements)
+        Launch::new("get_rows", vec![y, a, b], WorkgroupCount::Elements)
             .with("FOUND", found)
             .ints([first, rows])
             .can_fail()
@@ -71,7 +71,7 @@ pub fn set(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Unsupport
     };
     let rows = y.shape[1];
     let parts = parts(&y, capacity).map(|(first, y)| {
-        Launch::new("set_rows", vec![a, b, y], ShaderWorkgroups::Pieces(per))
+        Launch::new("set_rows", vec![a, b, y], WorkgroupCount::Pieces(per))
             .with("PER_INVOCATION", per)
             .with("STORED", stored)
             .ints([first, rows])
@@ -98,5 +98,5 @@ pub fn add_id(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     floats(&operands[..3])?;
     elements(&operands[0])?;
     numbers(operands[3].dtype)?;
-    Ok(Launch::new("add_id", operands, ShaderWorkgroups::Elements).can_fail())
+    Ok(Launch::new("add_id", operands, WorkgroupCount::Elements).can_fail())
 }

@@ -1,7 +1,7 @@
 //! Recurrent operations, which carry a state from token to token.
 
 use super::floats;
-use crate::plan::{GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch};
+use crate::plan::{GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use samite_core::{DType, Node};
 
 /// Longest row of a state. One invocation holds it.
@@ -19,11 +19,7 @@ fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, UnsupportedLaunch
 pub fn conv(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     let operands = all(node, 2)?;
     floats(&operands)?;
-    Ok(Launch::new(
-        "ssm_conv",
-        operands,
-        ShaderWorkgroups::Elements,
-    ))
+    Ok(Launch::new("ssm_conv", operands, WorkgroupCount::Elements))
 }
 
 /// Computes a selective state space scan (Mamba).
@@ -38,7 +34,7 @@ pub fn scan(node: Node<'_>, snapshots: usize) -> Result<Launch, UnsupportedLaunc
         return Err(format!("states longer than {MAX_STATE}").into());
     }
     let work =
-        ShaderWorkgroups::Groups((x.shape[0] * x.shape[1] * x.shape[3]).div_ceil(GROUP as usize));
+        WorkgroupCount::Groups((x.shape[0] * x.shape[1] * x.shape[3]).div_ceil(GROUP as usize));
     let launch = Launch::new("ssm_scan", operands, work).ints([snapshots]);
     Ok(launch.with("STATE_SIZE", size).can_fail())
 }
@@ -52,7 +48,7 @@ pub fn delta_net(node: Node<'_>, snapshots: usize) -> Result<Launch, Unsupported
         return Err(format!("states longer than {MAX_STATE}").into());
     }
     let work =
-        ShaderWorkgroups::Groups((v.shape[0] * v.shape[1] * v.shape[3]).div_ceil(GROUP as usize));
+        WorkgroupCount::Groups((v.shape[0] * v.shape[1] * v.shape[3]).div_ceil(GROUP as usize));
     let launch = Launch::new("gated_delta_net", operands, work).ints([snapshots]);
     Ok(launch.with("STATE_SIZE", v.shape[0]))
 }

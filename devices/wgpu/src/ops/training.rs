@@ -2,7 +2,7 @@
 
 use super::{elements, floats, reductions};
 use crate::plan::{
-    Capacity, GROUP, Launch, Operand, Operands, ShaderWorkgroups, UnsupportedLaunch, Which,
+    Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, Which, WorkgroupCount,
 };
 use crate::shader::Access;
 use samite_core::{DType, Node};
@@ -22,13 +22,13 @@ pub fn repeat_back(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     Ok(Launch::new(
         "repeat_back",
         all(node, 1)?,
-        ShaderWorkgroups::Elements,
+        WorkgroupCount::Elements,
     ))
 }
 
 /// Computes the gradient of SiLU.
 pub fn silu_back(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
-    let launch = Launch::new("elementwise", all(node, 2)?, ShaderWorkgroups::Elements)
+    let launch = Launch::new("elementwise", all(node, 2)?, WorkgroupCount::Elements)
         .with(
             "EXPRESSION",
             "x * sigmoid(z) * (1.0 + z * (1.0 - sigmoid(z)))",
@@ -45,7 +45,7 @@ fn row_gradient(
     capacity: &Capacity,
 ) -> Result<Launch, UnsupportedLaunch> {
     let launch =
-        Launch::new("row_gradient", all(node, 2)?, ShaderWorkgroups::Rows).floats([parameter]);
+        Launch::new("row_gradient", all(node, 2)?, WorkgroupCount::Rows).floats([parameter]);
     let launch = launch.with("FACTOR", factor).with("GRADIENT", gradient);
     Ok(launch
         .with("GROUP_SIZE", GROUP)
@@ -91,7 +91,7 @@ pub fn get_rows_back(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     if operands[2].dtype != DType::I32 {
         return Err("numbers of rows must be i32".into());
     }
-    Ok(Launch::new("get_rows_back", operands, ShaderWorkgroups::Elements).can_fail())
+    Ok(Launch::new("get_rows_back", operands, WorkgroupCount::Elements).can_fail())
 }
 
 /// Computes the cross-entropy loss of logits: first of each row, then their mean.
@@ -102,7 +102,7 @@ pub fn cross_entropy(
     let mut operands = all(node, 2)?;
     let (y, rows) = (operands[0], operands[1].rows());
     operands[0] = Operand::workspace('y', Access::Write, DType::F32, rows);
-    let of_rows = Launch::new("cross_entropy", operands, ShaderWorkgroups::Groups(rows))
+    let of_rows = Launch::new("cross_entropy", operands, WorkgroupCount::Groups(rows))
         .with("GROUP_SIZE", GROUP)
         .reduces(capacity);
     let mean = reductions::sum_scratch(y, rows, 1.0 / rows as f32, capacity);
@@ -117,7 +117,7 @@ pub fn cross_entropy_back(
     let operands = all(node, 3)?;
     let rows = operands[0].rows();
     let launch =
-        Launch::new("cross_entropy_back", operands, ShaderWorkgroups::Rows).floats([rows as f32]);
+        Launch::new("cross_entropy_back", operands, WorkgroupCount::Rows).floats([rows as f32]);
     Ok(launch.with("GROUP_SIZE", GROUP).reduces(capacity))
 }
 
@@ -145,7 +145,7 @@ pub fn adamw(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     Ok(Launch::new(
         "adamw",
         in_place(node, 5, &[0, 2, 3])?,
-        ShaderWorkgroups::Elements,
+        WorkgroupCount::Elements,
     ))
 }
 
@@ -154,6 +154,6 @@ pub fn sgd(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     Ok(Launch::new(
         "sgd",
         in_place(node, 3, &[0])?,
-        ShaderWorkgroups::Elements,
+        WorkgroupCount::Elements,
     ))
 }

@@ -3,7 +3,7 @@
 use super::{Active, Engine};
 use crate::disk::DiskTexts;
 use crate::event::{CacheMiss, FailureKind, MissCause, Started};
-use crate::kept::{Found, Kept, Place, common};
+use crate::prefix_cache::{CachedPrefix, Found, Place, common};
 use crate::running::Running;
 use crate::view::count_owners;
 use samite_llm::Result;
@@ -151,7 +151,7 @@ impl Engine {
         }
         let likeness = |slot: &usize| {
             // A text with another salt must not be detectable, not even by the number of the slot.
-            let is_left = |text: &&Kept| text.slot == *slot && text.key == running.key;
+            let is_left = |text: &&CachedPrefix| text.slot == *slot && text.key == running.key;
             let left = self.kept.iter().filter(is_left);
             let alike = left.map(|text| common(&text.tokens, &running.tokens));
             alike.max().unwrap_or(0)
@@ -180,7 +180,7 @@ impl Engine {
         let others = self.active.iter().filter(|other| {
             other.running.key == running.key
                 && other.paused.is_none()
-                && !other.is_writing()
+                && !other.is_decoding()
                 && other.pending() > 1
         });
         let most = running.tokens.len().saturating_sub(1);
@@ -292,7 +292,7 @@ impl Engine {
             (None, None) => (self.sequence(None, set)?, 0),
             (None, Some(Found { place, common })) => {
                 let sequence = match place {
-                    Place::Kept(number) => self.go_on_from(number, common, set)?,
+                    Place::Cached(number) => self.go_on_from(number, common, set)?,
                     Place::Running(other) => {
                         let sequence = self.sequence(None, set)?;
                         self.share(other, sequence, common)?;

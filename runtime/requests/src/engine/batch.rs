@@ -39,12 +39,16 @@ impl Engine {
             .active
             .iter()
             .filter(can_go_on)
-            .filter(|active| active.is_writing());
+            .filter(|active| active.is_decoding());
         let mut writing: Vec<u64> = writing.map(|active| active.running.id).collect();
         // If more requests decode than fit into a step, they take turns, and prompts get one token
         // of each step.
         if writing.len() >= self.options.budget {
-            let some_read = self.active.iter().filter(can_go_on).any(Active::is_reading);
+            let some_read = self
+                .active
+                .iter()
+                .filter(can_go_on)
+                .any(Active::is_in_prefill);
             let for_prompts = usize::from(some_read && self.options.budget > 1);
             let turn = self.totals.steps as usize % writing.len();
             writing.rotate_left(turn);
@@ -60,7 +64,11 @@ impl Engine {
             writing.retain(|&other| other != id);
         }
         let mut planned: Vec<BatchSlice> = Vec::new();
-        let nobody_reads = !self.active.iter().filter(can_go_on).any(Active::is_reading);
+        let nobody_reads = !self
+            .active
+            .iter()
+            .filter(can_go_on)
+            .any(Active::is_in_prefill);
         if nobody_reads {
             self.make_drafts(&writing);
         }
@@ -72,7 +80,7 @@ impl Engine {
             .active
             .iter()
             .filter(can_go_on)
-            .filter(|active| active.is_reading());
+            .filter(|active| active.is_in_prefill());
         let mut reading: Vec<u64> = reading.map(|active| active.running.id).collect();
         if reading.is_empty() {
             return planned;
@@ -198,7 +206,7 @@ impl Engine {
         let computed = self.batch.len();
         let read = planned.iter().filter(|part| {
             let at = self.find(part.id);
-            at.is_some_and(|at| !self.active[at].is_writing())
+            at.is_some_and(|at| !self.active[at].is_decoding())
         });
         let read: usize = read.map(|part| part.count).sum();
         let (writers, written_before) = (planned.len(), self.totals.written_tokens);
@@ -351,13 +359,13 @@ impl Engine {
 
     fn context_is_full(&mut self, at: usize, now: Instant) {
         let shift = self.active[at].running.request.when_full;
-        if !shift.is_some_and(|shift| self.forget_part(at, shift)) {
+        if !shift.is_some_and(|shift| self.shift_context(at, shift)) {
             self.end(at, Ok(Reason::ContextFull), now);
         }
     }
 
     /// Removes a part of a text that fills its context, and returns whether that made room.
-    fn forget_part(&mut self, at: usize, shift: Shift) -> bool {
+    fn shift_context(&mut self, at: usize, shift: Shift) -> bool {
         let active = &self.active[at];
         let (sequence, decoded) = (active.sequence, active.decoded);
         let keep = shift.keep.min(decoded);

@@ -7,7 +7,7 @@
 use super::Engine;
 use super::batch::BatchSlice;
 use crate::event::FailureKind;
-use crate::kept::{Kept, common};
+use crate::prefix_cache::{CachedPrefix, common};
 use crate::running::Running;
 use samite_llm::Error;
 
@@ -53,11 +53,11 @@ impl Engine {
         self.active[at].running.draft.clear();
         self.batch.clear();
         let part = self.fill_part(at, part.count);
-        let is_reading = !self.active[at].is_writing();
+        let is_in_prefill = !self.active[at].is_decoding();
         self.decode(&[part])?;
         self.totals.steps += 1;
         self.totals.busy_slots += 1;
-        if is_reading {
+        if is_in_prefill {
             self.totals.prompt_tokens += part.count as u64;
         }
         Ok(Some(part))
@@ -82,7 +82,7 @@ impl Engine {
     }
 
     /// Removes the chosen cached prefixes that are not finite.
-    fn remove_spoilt_texts(&mut self, is_chosen: impl Fn(&Kept) -> bool) {
+    fn remove_spoilt_texts(&mut self, is_chosen: impl Fn(&CachedPrefix) -> bool) {
         let chosen = self.kept.iter().filter(|text| is_chosen(text));
         let chosen: Vec<usize> = chosen.map(|text| text.sequence).collect();
         let spoilt = chosen

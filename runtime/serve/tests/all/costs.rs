@@ -254,7 +254,7 @@ fn priorities(name: &str) -> [i32; 2] {
         let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
         let (start, rest) = stat.rsplit_once(") ")?;
         let is_named = start.split_once(" (")?.1 == name;
-        // Field 19, of which 3 is the first behind the name.
+        // Field 19; the first one behind the name is field 3.
         rest.split(' ').nth(16)?.parse().ok().filter(|_| is_named)
     });
     let nice: Vec<i32> = nice.collect();

@@ -7,7 +7,7 @@ use super::kv_rows::{
     BLOCK, DecodeFn, Rows, RowsFn, decode_of, is_loaded, products_of, weighted_sums_of,
 };
 use super::query_block::shows;
-use super::{Extents, Logits, Operands, WorkerScratch, element, no_kernel, rows_of, too_large};
+use super::{Extents, Logits, Operands, ScratchSplitter, element, no_kernel, rows_of, too_large};
 use crate::detect::{Isa, vectorized};
 use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::reduce::{max_of, sum_of};
@@ -269,7 +269,7 @@ impl DecodeAttention {
         // SAFETY: the plan has room for each worker's part.
         let mut memory = unsafe {
             let at = plan.partials + worker * plan.worker;
-            WorkerScratch::new(self.scratch, at, plan.worker / size_of::<f32>())
+            ScratchSplitter::new(self.scratch, at, plan.worker / size_of::<f32>())
         };
         let (scores, _) = memory.floats(count * BLOCK).as_chunks_mut::<BLOCK>();
         let (biases, _) = memory.floats(count * BLOCK).as_chunks_mut::<BLOCK>();

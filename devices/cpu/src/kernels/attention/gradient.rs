@@ -4,7 +4,7 @@
 use super::query_block::{
     LANES_STRIDE, QueryBlock, QueryBlocks, ROWS, RowLanes, Sums, logit_gradients, soften,
 };
-use super::{Extents, WorkerScratch, too_large};
+use super::{Extents, ScratchSplitter, too_large};
 use crate::detect::Isa;
 use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::outer::float::{self as outer, Outer, OuterFn};
@@ -170,7 +170,7 @@ impl Gradient {
         } = self.extents;
         let at = worker * self.floats * size_of::<f32>();
         // SAFETY: each worker has this part of the scratch memory.
-        let mut memory = unsafe { WorkerScratch::new(self.scratch, at, self.floats) };
+        let mut memory = unsafe { ScratchSplitter::new(self.scratch, at, self.floats) };
         let (turned_q, turned_g) = (memory.lanes(d), memory.lanes(dv));
         let (q, g) = (memory.floats(ROWS * d), memory.floats(ROWS * dv));
         let out = memory.floats(ROWS * d);

@@ -274,17 +274,17 @@ unsafe fn decode_rows(
 }
 
 /// Splits the memory of one worker into parts.
-struct WorkerScratch {
+struct ScratchSplitter {
     at: *mut f32,
     left: usize,
 }
 
-impl WorkerScratch {
+impl ScratchSplitter {
     /// # Safety
     /// `floats` numbers from byte `at` of the scratch memory must belong only to the worker while
     /// parts are used.
     unsafe fn new(scratch: Scratch, at: usize, floats: usize) -> Self {
-        WorkerScratch {
+        ScratchSplitter {
             at: scratch.at(at).cast(),
             left: floats,
         }

@@ -6,7 +6,7 @@ use super::decode::{Alone, scratch_alone};
 use super::query_block::{
     Class, LANES_STRIDE, QueryBlock, QueryBlocks, ROWS, RowLanes, Sums, cap, soften,
 };
-use super::{Extents, Operands, WorkerScratch, rows_of, too_large};
+use super::{Extents, Operands, ScratchSplitter, rows_of, too_large};
 use crate::detect::{Isa, vectorized};
 use crate::kernel::{KernelContext, Phase, Scratch};
 use crate::kernels::outer::float::{self as outer, Outer, OuterFn};
@@ -394,7 +394,7 @@ impl PrefillAttention {
         let own = &self.operands;
         let at = worker * floats * size_of::<f32>();
         // SAFETY: each worker has this part of the scratch memory.
-        let mut memory = unsafe { WorkerScratch::new(self.scratch, at, floats) };
+        let mut memory = unsafe { ScratchSplitter::new(self.scratch, at, floats) };
         let [
             keys,
             values,

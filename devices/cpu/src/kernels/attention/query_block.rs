@@ -3,7 +3,7 @@
 //! all rows are computed lane by lane. Products are [sums of outer
 //! products](crate::kernels::outer::float), for which no operand needs rearranging.
 
-use super::{Extents, WorkerScratch};
+use super::{Extents, ScratchSplitter};
 use crate::detect::vectorized;
 use crate::kernels::softmax::Slopes;
 use crate::operand::Operand;
@@ -407,7 +407,7 @@ vectorized! {
     }
 }
 
-impl WorkerScratch {
+impl ScratchSplitter {
     /// Returns the next lanes for `count` keys.
     pub(super) fn lanes<'a>(&mut self, count: usize) -> &'a mut [RowLanes] {
         self.floats(count * ROWS).as_chunks_mut().0

@@ -23,20 +23,20 @@ pub(crate) use gated::{are_worth_gating, gated};
 pub(crate) use product::{COLUMNS, ColumnList, Product};
 
 /// Scratch memory of a product.
-struct ProductPlan {
+struct ProductScratchLayout {
     product: Product,
     columns: usize,
     worker: usize,
     total: usize,
 }
 
-fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<ProductPlan> {
+fn plan(node: Node<'_>, isa: Isa, threads: usize) -> Option<ProductScratchLayout> {
     let x = node.source_layout(1)?;
     let k = x.shape()[0];
     let product = Product::for_node(node, isa)?;
     let columns = Columns::bytes(product.form, x)?;
     let worker = product.worker_bytes(k)?;
-    Some(ProductPlan {
+    Some(ProductScratchLayout {
         product,
         columns,
         worker,
@@ -66,7 +66,7 @@ fn place(
     node: Node<'_>,
     x: Operand,
     input: InputSource,
-) -> Result<(ProductPlan, Scratch, Columns)> {
+) -> Result<(ProductScratchLayout, Scratch, Columns)> {
     let plan = plan(node, context.isa, context.threads)
         .ok_or_else(|| Error::shape("mul_mat: the size of its workspace overflows"))?;
     let scratch = context.scratch(plan.total)?;

@@ -11,7 +11,7 @@ pub(crate) type Key = (usize, u64);
 
 /// A cached text in a sequence of the context.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct CachedPrefix {
     pub sequence: usize,
     pub tokens: Vec<u32>,
     pub key: Key,
@@ -23,8 +23,8 @@ pub(crate) struct Kept {
 
 /// All cached texts.
 #[derive(Debug, Default)]
-pub(crate) struct KeptTexts {
-    texts: Vec<Kept>,
+pub(crate) struct PrefixCache {
+    texts: Vec<CachedPrefix>,
     /// Recently evicted texts, to report evictions.
     evicted: VecDeque<(Key, Vec<u32>)>,
     clock: u64,
@@ -41,7 +41,7 @@ pub(crate) struct Found {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    Kept(usize),
+    Cached(usize),
     Running(usize),
 }
 
@@ -76,18 +76,18 @@ fn usable(
     }
 }
 
-impl KeptTexts {
+impl PrefixCache {
     const MAX_EVICTED: usize = 32;
 
     pub fn len(&self) -> usize {
         self.texts.len()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Kept> {
+    pub fn iter(&self) -> impl Iterator<Item = &CachedPrefix> {
         self.texts.iter()
     }
 
-    pub fn get(&self, number: usize) -> Option<&Kept> {
+    pub fn get(&self, number: usize) -> Option<&CachedPrefix> {
         self.texts.get(number)
     }
 
@@ -113,7 +113,7 @@ impl KeptTexts {
             !is_covered
         });
         self.clock += 1;
-        self.texts.push(Kept {
+        self.texts.push(CachedPrefix {
             sequence,
             tokens,
             key,
@@ -132,7 +132,7 @@ impl KeptTexts {
     }
 
     /// Removes a text.
-    pub fn take(&mut self, number: usize) -> Option<Kept> {
+    pub fn take(&mut self, number: usize) -> Option<CachedPrefix> {
         (number < self.texts.len()).then(|| self.texts.swap_remove(number))
     }
 
@@ -150,7 +150,7 @@ impl KeptTexts {
     }
 
     /// Removes the texts for which `is_lost` returns true, and returns their sequences.
-    pub fn remove_if(&mut self, is_lost: impl Fn(&Kept) -> bool) -> Vec<usize> {
+    pub fn remove_if(&mut self, is_lost: impl Fn(&CachedPrefix) -> bool) -> Vec<usize> {
         let mut lost = Vec::new();
         self.texts.retain(|text| {
             let is_lost = is_lost(text);
@@ -184,7 +184,7 @@ impl KeptTexts {
         let kept = self.texts.iter().enumerate();
         let kept = kept
             .filter(|(_, text)| text.key == key && slot.is_none_or(|slot| slot == text.slot))
-            .map(|(number, text)| (Place::Kept(number), text.sequence, text.tokens.as_slice()));
+            .map(|(number, text)| (Place::Cached(number), text.sequence, text.tokens.as_slice()));
         let running =
             running.map(|(sequence, tokens)| (Place::Running(sequence), sequence, tokens));
         let mut best: Option<Found> = None;

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 
 /// A file in the user's cache folder. Without such a folder, or if it cannot be written, the
 /// content is computed again in each run.
-pub struct Kept {
+pub struct DiskCache {
     file: PathBuf,
     /// The file's first line. It identifies the adapter, its driver and the version of samite.
     subject: String,
 }
 
-impl Kept {
+impl DiskCache {
     /// Returns the cache file called `what`.
     pub fn for_adapter(info: &wgpu::AdapterInfo, what: &str) -> Option<Self> {
         Some(Self::in_folder(samite_core::cache_folder()?, info, what))
@@ -34,7 +34,7 @@ impl Kept {
         .replace('\n', " ");
         let mut hasher = DefaultHasher::new();
         subject.hash(&mut hasher);
-        Kept {
+        DiskCache {
             file: folder.join(format!("wgpu-{what}-{:016x}", hasher.finish())),
             subject,
         }
@@ -47,7 +47,7 @@ impl Kept {
         rest.strip_prefix(b"\n").map(<[u8]>::to_vec)
     }
 
-    /// Returns the result of [`read`](Kept::read) as text.
+    /// Returns the result of [`read`](DiskCache::read) as text.
     pub fn text(&self) -> Option<String> {
         String::from_utf8(self.read()?).ok()
     }
@@ -68,9 +68,9 @@ impl Kept {
         }
     }
 
-    /// Returns what [`write_trusted`](Kept::write_trusted) stored. The content must be complete and
-    /// belong to this adapter and driver, and only this user may be able to write the file. On
-    /// systems other than Unix, the user's folder is assumed to be private.
+    /// Returns what [`write_trusted`](DiskCache::write_trusted) stored. The content must be
+    /// complete and belong to this adapter and driver, and only this user may be able to write the
+    /// file. On systems other than Unix, the user's folder is assumed to be private.
     pub fn read_trusted(&self) -> Option<Vec<u8>> {
         let refused = |why: &str| {
             tracing::warn!("{} is not used: {why}", self.file.display());
@@ -148,7 +148,8 @@ mod tests {
     #[test]
     fn only_a_whole_file_of_this_user_about_this_driver_is_believed() {
         let folder = tempfile::tempdir().unwrap();
-        let kept = |driver| Kept::in_folder(folder.path().to_owned(), &info(driver), "pipelines");
+        let kept =
+            |driver| DiskCache::in_folder(folder.path().to_owned(), &info(driver), "pipelines");
         let (mine, newer) = (kept("1.0"), kept("1.1"));
         assert_eq!(mine.read_trusted(), None);
         mine.write_trusted(b"machine code");
