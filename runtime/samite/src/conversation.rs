@@ -199,7 +199,8 @@ impl Conversation {
         })
     }
 
-    /// Returns the context, with its model and options. [`ContextOptions::cancel`] stops an answer.
+    /// Returns the context, with its model and options.
+    /// [`ContextOptions::cancel`](crate::llm::ContextOptions::cancel) stops an answer.
     pub fn context(&self) -> &Context {
         self.session.context()
     }
