@@ -1,7 +1,7 @@
 //! Reads the body of a request as JSON, within limits.
 
 use crate::account::{Accounts, RequestAccount};
-use crate::connections::{Connection, Receiving};
+use crate::connections::{Connection, Receiving, Room};
 use crate::error::{ApiError, Result};
 use crate::fields::Extent;
 use crate::turns::Turns;
@@ -26,6 +26,8 @@ const COPIES: usize = 3;
 const TIME: Duration = Duration::from_secs(60);
 /// Longest time that a body waits for another to make room.
 const ROOM_TIME: Duration = Duration::from_secs(1);
+/// Time without progress after which a body makes room for another. Busy clients pause for less.
+const LATE: Duration = Duration::from_millis(400);
 /// Body size above which requests take turns.
 pub const LARGE: usize = 1 << 20;
 
@@ -68,7 +70,11 @@ impl Bodies {
         // All of a known length at once: bodies that wait for memory with a part of theirs would
         // wait for each other.
         let mut charged = length.map_or(0, |length| length as usize);
-        self.charge(charged, account, &receiving).await?;
+        match self.charge(charged, account, &receiving).await {
+            // Most of it is read first: a client that still sends does not read the answer.
+            Err(error) if error.status == 413 => charged = 0,
+            reserved => reserved?,
+        }
         let mut stream = body.into_data_stream();
         let mut bytes = Vec::new();
         while let Some(part) = stream.next().await {
@@ -100,18 +106,32 @@ impl Bodies {
             charged => return charged,
         }
         receiving.pause();
+        let charged = self.make_room(bytes, account, receiving).await;
+        receiving.has_come();
+        charged
+    }
+
+    /// Drops bodies that are late until `bytes` can be charged.
+    async fn make_room(
+        &self,
+        bytes: usize,
+        account: &RequestAccount,
+        receiving: &Receiving<'_>,
+    ) -> Result<()> {
         // One after the other: together they would drop more than they need.
         let _turn = self.making_room.lock().await;
         loop {
             let released = account.released();
             match account.charge("body", bytes) {
-                Err(error) if error.status == 503 && receiving.make_room() => {
-                    let _ = tokio::time::timeout(ROOM_TIME, released).await;
+                Err(error) if error.status == 503 => {
+                    let time = match receiving.make_room(LATE) {
+                        Room::Made => ROOM_TIME,
+                        Room::Later => LATE / 4,
+                        Room::None => return Err(error),
+                    };
+                    let _ = tokio::time::timeout(time, released).await;
                 }
-                charged => {
-                    receiving.has_come();
-                    return charged;
-                }
+                charged => return charged,
             }
         }
     }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// Number of open files reserved for other purposes.
@@ -53,6 +54,7 @@ pub enum Wait {
 #[derive(Debug)]
 struct Waiting {
     wait: Wait,
+    since: Instant,
     address: IpAddr,
     /// Notifies it to close.
     told: Arc<Notify>,
@@ -90,6 +92,17 @@ impl Drop for AtWork {
     }
 }
 
+/// Result of making room for a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// A connection closes.
+    Made,
+    /// Other bodies are not late yet.
+    Later,
+    /// There is no other body.
+    None,
+}
+
 /// A body that is being received.
 #[derive(Debug)]
 pub struct Receiving<'c>(&'c Connection);
@@ -110,12 +123,23 @@ impl<'c> Receiving<'c> {
         self.0.work();
     }
 
-    /// Closes the connection whose body made no progress for the longest time, if there is another
-    /// one. Returns whether there was.
-    pub fn make_room(&self) -> bool {
+    /// Closes the connection whose body made no progress for the longest time, if that is at least
+    /// `late`.
+    pub fn make_room(&self, late: Duration) -> Room {
         let own = self.0.waits().map(|(place, _)| place);
         let mut list = lock(&self.0.all.list);
-        list.dismiss(|place, wait| wait == Wait::Body && Some(place) != own)
+        let is_other = |place, one: &Waiting| one.wait == Wait::Body && Some(place) != own;
+        if list.dismiss(|place, one| is_other(place, one) && one.since.elapsed() >= late) {
+            Room::Made
+        } else if list
+            .waiting
+            .iter()
+            .any(|(place, one)| is_other(*place, one))
+        {
+            Room::Later
+        } else {
+            Room::None
+        }
     }
 }
 
@@ -175,10 +199,10 @@ impl Connections {
 impl List {
     /// Closes a connection of the address with the most connections. Those that wait for a request
     /// come first, then the one that has waited longest.
-    fn dismiss(&mut self, may_leave: impl Fn(u64, Wait) -> bool) -> bool {
+    fn dismiss(&mut self, may_leave: impl Fn(u64, &Waiting) -> bool) -> bool {
         let waiting = self.waiting.iter().filter(|(place, one)| {
             let closes_anyway = one.wait == Wait::Request && one.is_leaving.load(Ordering::Relaxed);
-            !closes_anyway && may_leave(**place, one.wait)
+            !closes_anyway && may_leave(**place, one)
         });
         let rank = |(place, one): &(&u64, &Waiting)| {
             let open = self.open.get(&one.address).copied().unwrap_or(0);
@@ -221,6 +245,7 @@ impl Connection {
         list.next += 1;
         let waiting = Waiting {
             wait,
+            since: Instant::now(),
             address: self.address,
             told: Arc::clone(told),
             is_leaving: Arc::clone(&self.is_leaving),
@@ -373,15 +398,18 @@ mod tests {
         let list: Vec<Connection> = (0..3).map(|_| all.add(HERE)).collect();
         let bodies: Vec<Receiving<'_>> = list.iter().map(Receiving::new).collect();
         bodies[0].has_come();
-        assert!(bodies[2].make_room());
+        assert_eq!(bodies[2].make_room(Duration::MAX), Room::Later);
+        assert_eq!(bodies[2].make_room(Duration::ZERO), Room::Made);
         assert_eq!(leaving(&list), [false, true, false]);
         // A body that the server has no memory for stays.
         bodies[0].pause();
-        assert!(!bodies[2].make_room());
+        assert_eq!(bodies[2].make_room(Duration::ZERO), Room::None);
         assert_eq!(leaving(&list), [false, false, false]);
         drop(bodies);
         // A lone body can make no room.
-        assert!(!Receiving::new(&list[0]).make_room());
+        let lone = Receiving::new(&list[0]);
+        assert_eq!(lone.make_room(Duration::ZERO), Room::None);
+        drop(lone);
         assert!(list[0].waits().is_none());
     }
 }
