@@ -47,7 +47,7 @@ use std::sync::Arc;
 ///
 /// ```no_run
 /// use samite_llm::{Batch, Context, ContextOptions};
-/// # let model = unimplemented!();
+/// # fn decode(model: std::sync::Arc<samite_llm::Model>) -> samite_llm::Result<()> {
 ///
 /// let mut context = Context::new(model, ContextOptions::default())?;
 /// // Three tokens of sequence 0, from position 0 on. The last one has logits.
@@ -57,7 +57,8 @@ use std::sync::Arc;
 /// context.copy(0, 1, ..)?;
 /// context.decode(&Batch::sequence(&[4], 3, 0))?;
 /// context.decode(&Batch::sequence(&[5], 3, 1))?;
-/// # Ok::<_, samite_llm::Error>(())
+/// # Ok(())
+/// # }
 /// ```
 pub struct Context {
     model: Arc<Model>,

@@ -139,7 +139,7 @@ const MAX_RENEWALS: usize = 3;
 /// use samite_llm::{GenerateOptions, Session};
 /// use samite_text::{Sampler, SamplerParams};
 /// use std::ops::ControlFlow;
-/// # let context: samite_llm::Context = unimplemented!();
+/// # fn write(context: samite_llm::Context) -> samite_llm::Result<()> {
 ///
 /// let mut session = Session::new(context)?;
 /// let prompt = session.tokenizer().tokenize("Once upon a time", true, false)?;
@@ -150,7 +150,8 @@ const MAX_RENEWALS: usize = 3;
 ///     ControlFlow::Continue(())
 /// })?;
 /// println!("{:?}", generation.finish);
-/// # Ok::<_, samite_llm::Error>(())
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Debug)]
 pub struct Session {

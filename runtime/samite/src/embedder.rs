@@ -1,10 +1,8 @@
 //! Embeddings of texts, for programs that embed samite.
 
 use crate::llm::arch::spec::Pooling;
-use crate::llm::{
-    self, Context, ContextOptions, Error, Model, ModelOptions, Normalization, embed, fit_to,
-};
-use crate::registry::Registry;
+use crate::llm::{self, Context, ContextOptions, Error, Model, Normalization, embed, fit_to};
+use crate::open::load;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -34,9 +32,7 @@ impl TextEmbedder {
     /// # Errors
     /// If the model cannot be loaded, or is a reranker.
     pub fn open(model: impl AsRef<Path>) -> llm::Result<Self> {
-        let devices = Registry::built_in(Default::default()).automatic();
-        let model = Model::load(model, &ModelOptions::new(devices))?;
-        Self::new(model, ContextOptions::default())
+        Self::new(load(model)?, ContextOptions::default())
     }
 
     /// Creates an embedder with a model. Texts may be as long as `options.n_ctx`, by default as
@@ -126,9 +122,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         SyntheticModel::tiny("llama").write(&path).unwrap();
-        let devices = Registry::built_in(Default::default()).automatic();
-        let model = Model::load(&path, &ModelOptions::new(devices)).unwrap();
-        TextEmbedder::new(model, options).unwrap()
+        TextEmbedder::new(load(&path).unwrap(), options).unwrap()
     }
 
     #[test]

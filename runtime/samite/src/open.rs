@@ -3,6 +3,7 @@
 use crate::llm::{self, Context, ContextOptions, Model, ModelOptions};
 use crate::registry::Registry;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Opens the model in a file on the best devices of this machine, in a context with default
 /// options.
@@ -25,7 +26,11 @@ use std::path::Path;
 /// # Errors
 /// If the model cannot be loaded, or memory is short.
 pub fn open(model: impl AsRef<Path>) -> llm::Result<Context> {
+    Context::new(load(model)?, ContextOptions::default())
+}
+
+/// Loads the model in a file on the best devices of this machine.
+pub(crate) fn load(model: impl AsRef<Path>) -> llm::Result<Arc<Model>> {
     let devices = Registry::built_in(Default::default()).automatic();
-    let model = Model::load(model, &ModelOptions::new(devices))?;
-    Context::new(model, ContextOptions::default())
+    Model::load(model, &ModelOptions::new(devices))
 }

@@ -29,6 +29,8 @@ pub struct Accounts {
 pub struct RequestAccount {
     accounts: Arc<Accounts>,
     owner: u64,
+    /// Ledger of all requests of the owner.
+    of_owner: Arc<Ledger>,
     own: Arc<Ledger>,
     charge: Mutex<Option<Charge>>,
 }
@@ -70,13 +72,20 @@ impl Accounts {
 impl RequestAccount {
     /// Opens an account for a request of `owner`; 0 if there is one owner.
     pub fn new(accounts: &Arc<Accounts>, owner: u64) -> Self {
-        let own = accounts.ledger(owner).part(Some(accounts.limit / 2));
+        let of_owner = accounts.ledger(owner);
+        let own = of_owner.part(Some(accounts.limit / 2));
         RequestAccount {
             charge: Mutex::new(own.take(0)),
             accounts: Arc::clone(accounts),
             owner,
+            of_owner,
             own,
         }
+    }
+
+    /// Returns the owner of the request; 0 if there is one owner.
+    pub fn owner(&self) -> u64 {
+        self.owner
     }
 
     /// Returns the number of bytes that the request holds.
@@ -133,8 +142,8 @@ impl RequestAccount {
 
     /// Returns whether `bytes` more would exceed the share of the owner, if there are several.
     pub fn is_share_full(&self, bytes: usize) -> bool {
-        let held = || self.accounts.ledger(self.owner).taken();
-        self.owner != 0 && held().saturating_add(bytes) > self.accounts.share(self.owner)
+        let sum = self.of_owner.taken().saturating_add(bytes);
+        self.owner != 0 && sum > self.accounts.share(self.owner)
     }
 
     /// Returns a future that completes when another account is closed after this call.

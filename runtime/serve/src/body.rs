@@ -140,20 +140,19 @@ impl Bodies {
         ApiError::new(413, format!("the body has more than {} bytes", self.limit))
     }
 
-    /// Reads the body of a request of `owner` as JSON and charges its account. Returns an empty
-    /// object if there is no body.
+    /// Reads the body of a request as JSON and charges its account. Returns an empty object if
+    /// there is no body.
     pub async fn json(
         &self,
         body: Body,
         length: Option<u64>,
         account: &Arc<RequestAccount>,
-        owner: u64,
         peer: &Connection,
     ) -> Result<Value> {
         if length.is_some_and(|length| length > self.limit as u64) {
             return Err(self.too_large());
         }
-        let coming = RequestAccount::new(&self.coming, owner);
+        let coming = RequestAccount::new(&self.coming, account.owner());
         let bytes = tokio::time::timeout(TIME, self.bytes(body, length, &coming, peer))
             .await
             .map_err(|_| ApiError::new(408, "the body did not come in time"))??;
@@ -161,7 +160,7 @@ impl Bodies {
             return Ok(json!({}));
         }
         let turn = if bytes.len() > LARGE {
-            Some(self.large.begin(owner).await?)
+            Some(self.large.begin(account.owner()).await?)
         } else {
             None
         };

@@ -148,7 +148,7 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
                         let length = parts.headers.get(header::CONTENT_LENGTH);
                         let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
                         let (body, account) = (Body::new(body), &asked.account);
-                        let body = hub.bodies.json(body, length, account, caller.owner, peer);
+                        let body = hub.bodies.json(body, length, account, peer);
                         match body.await {
                             Ok(body) => asked.post(post, body).await,
                             Err(error) => Err(error),
