@@ -11,7 +11,7 @@ use crate::shown::say;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use indicatif::ProgressBar;
-use samite::forecast::{Cluster, paper};
+use samite::forecast::{Cluster, plan_only};
 use samite::gguf::{GgufFile, LoadMode};
 use samite::llm::{
     Adapter, Context, ContextOptions, ContextPlan, Error, FitOptions, Model, ModelOptions,
@@ -778,10 +778,10 @@ impl ModelArgs {
     ) -> CommandResult<Vec<Arc<dyn Device>>> {
         let registry = self.devices.backends.registry_on(cpu.pool()?);
         let like = registry.device("cpu")?;
-        let host = || paper(like, "cpu", cluster.host.memory, None);
+        let host = || plan_only(like, "cpu", cluster.host.memory, None);
         let members = cluster.members.iter().map(|member| {
             let through = member.reached.as_ref().map(|(through, _)| *through);
-            paper(like, &member.name, member.device.memory, through)
+            plan_only(like, &member.name, member.device.memory, through)
         });
         let mut devices: Vec<_> = members.collect();
         match self.split_mode {

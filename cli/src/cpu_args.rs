@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_device_has_the_larger_number_of_threads() {
+    fn the_device_uses_the_larger_thread_count() {
         let all = allowed_threads();
         assert_eq!(threads(""), [all; 3]);
         assert_eq!(threads("-t 3"), [3, 3, 3]);
@@ -278,14 +278,14 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn there_are_as_many_threads_as_processors_that_were_named() {
+    fn a_processor_list_sets_the_thread_count() {
         let first = CpuSet::allowed().unwrap().iter().next().unwrap();
         let line = format!("--cpu-range {first}-{first} --cpu-strict 1 --poll 0");
         assert_eq!(threads(&line), [1; 3]);
     }
 
     #[test]
-    fn flags_for_prompts_must_say_what_those_for_all_threads_say() {
+    fn prefill_thread_flags_must_match_the_general_ones() {
         let check = |line: &str| {
             let cpu = parse(line);
             cpu.batch.check(&cpu.pool)

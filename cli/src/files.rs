@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_are_not_cut() {
+    fn chunked_reads_do_not_split_characters() {
         let text = "Zoë 日本 🦓".repeat(20_000);
         for step in [1, 3, 70_001] {
             let mut found = String::new();

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_go_before_the_variable_and_warnings_stay() {
+    fn log_flags_override_the_variable_and_warnings_stay() {
         let shows = |args: &LogArgs, variable, target: &str, level| {
             args.targets(variable).unwrap().would_enable(target, &level)
         };
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_filters_are_named() {
+    fn invalid_log_filters_are_named() {
         let message = |result: CommandResult<Targets>| match result {
             Err(CommandError::Usage(message)) => message,
             other => panic!("{other:?}"),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_appears_once_and_everything_is_escaped() {
+    fn warnings_are_deduplicated_and_messages_escaped() {
         let printer = EventPrinter::default();
         let warning = |text| printer.lines(Level::WARN, text);
         assert_eq!(warning("a\nb"), Some("warning: a; b".to_owned()));

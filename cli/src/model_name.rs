@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn models_are_told_from_texts() {
+    fn models_are_distinguished_from_prompts() {
         for text in [
             "Once upon a time",
             "Hello",
@@ -123,7 +123,7 @@ mod tests {
 
     #[cfg(feature = "hub")]
     #[test]
-    fn repositories_are_models() {
+    fn repository_names_are_models() {
         for model in ["owner/name", "owner/name-GGUF:Q4_K_M", "hf.co/owner/name"] {
             assert_eq!(
                 divided(model, None),

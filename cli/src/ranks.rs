@@ -335,7 +335,7 @@ mod tests {
     use samite::llm::SyntheticModel;
 
     #[test]
-    fn models_that_differ_in_anything_small_have_other_fingerprints() {
+    fn slightly_different_models_have_different_fingerprints() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         let mut seen = Vec::new();

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_model() {
+    fn sampling_flags_override_the_model() {
         let model = SamplerParams {
             top_k: 3,
             temperature: 0.25,
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_and_biases_are_read() {
+    fn seeds_and_biases_are_parsed() {
         assert_eq!(seed("7"), Ok(Seed(Some(7))));
         assert_eq!(seed("-1"), Ok(Seed(None)));
         assert!(seed("-2").is_err() && seed("x").is_err());

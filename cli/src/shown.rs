@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_act_on_a_terminal_is_escaped() {
+    fn terminal_control_characters_are_escaped() {
         assert_eq!(
             escaped("a\u{1b}[2J\u{9b}1m\u{202e}b\r"),
             "a\\u{1b}[2J\\u{9b}1m\\u{202e}b\\r"
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_broken_behind_commas() {
+    fn lines_break_after_commas() {
         assert_eq!(wrapped("a, bc, def", 10), "a, bc, def");
         assert_eq!(wrapped("abc, def, ghi j", 9), "abc, def,\n    ghi j");
         assert_eq!(wrapped("abcdefghijk, lm", 8), "abcdefghijk,\n    lm");

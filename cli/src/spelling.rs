@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn short_words_become_long_ones() {
+    fn llama_cpp_short_flags_become_long_flags() {
         assert_eq!(translated("run -ngl 3 -n 4"), "run --ngl 3 -n 4");
         assert_eq!(
             translated("run -cmoe -ncmoe 2"),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_told() {
+    fn unsupported_flags_are_explained() {
         for (line, part) in [
             ("run -cnv", "-cnv: `samite chat`"),
             (

@@ -6,7 +6,7 @@ use crate::failure::{CommandError, CommandResult};
 use crate::shown::{NAME_WIDTH, escaped, json_number, say, shortened, wrapped};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use samite::llm::{Context, NodeNames, Seen, Watcher};
+use samite::llm::{Context, NodeNames, WatchedResult, Watcher};
 use samite::quant::RowReader;
 use samite::sched::Watch;
 use samite::{DType, Layout};
@@ -178,7 +178,7 @@ impl Summary {
 }
 
 /// Prints a summary of a result and its first values.
-fn show(seen: &Seen<'_>, bytes: &[u8]) -> CommandResult {
+fn show(seen: &WatchedResult<'_>, bytes: &[u8]) -> CommandResult {
     let (tensor, layout) = (seen.node.tensor(), seen.value.layout());
     let summary = Summary::new(layout, bytes)?;
     let mut line = format!(
@@ -264,7 +264,7 @@ impl Folder {
         })
     }
 
-    fn add(&mut self, seen: &Seen<'_>, bytes: &[u8]) -> CommandResult {
+    fn add(&mut self, seen: &WatchedResult<'_>, bytes: &[u8]) -> CommandResult {
         let (tensor, layout) = (seen.node.tensor(), seen.value.layout());
         let size = npy::size(layout).max(LEAST);
         let Some(left) = self.left.checked_sub(size) else {
@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_safe() {
+    fn file_names_are_sanitized() {
         assert_eq!(safe("l_out-0.x"), "l_out-0.x");
         assert_eq!(safe("../a b\u{1b}[2J/é"), ".._a_b__2J__");
         assert_eq!(safe(&"x".repeat(1000)).len(), 64);

@@ -3,7 +3,7 @@
 use samite_core::Device;
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_remote::RemoteServerOptions;
-use samite_remote::bare::{BareServer, BoxedTask, Outside, Worker};
+use samite_remote::bare::{BareServer, BoxedTask, SessionEnvironment, Worker};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const HELLO: &[u8] = &[0x1a, 2, 8, 1];
 #[derive(Debug, Default)]
 struct OneThread(Mutex<Vec<Worker>>);
 
-impl Outside for OneThread {
+impl SessionEnvironment for OneThread {
     fn now(&self) -> Instant {
         Instant::now()
     }
@@ -84,14 +84,14 @@ pub fn remote(bytes: &[u8]) {
             memory: Some(1 << 20),
             ..RemoteServerOptions::new("key".into(), "tokens".into())
         };
-        let outside = Arc::new(OneThread::default());
-        let server = BareServer::new(&[device], options, Arc::clone(&outside) as _);
+        let environment = Arc::new(OneThread::default());
+        let server = BareServer::new(&[device], options, Arc::clone(&environment) as _);
         let server = server.expect("a server");
         let messages = Box::pin(tokio_stream::iter(messages));
         if let Ok(mut replies) = server.serve("owner", messages).await {
             for _ in 0..ROUNDS {
                 tokio::task::yield_now().await;
-                outside.step();
+                environment.step();
                 let wait = tokio::time::timeout(Duration::ZERO, replies.next());
                 let _ = wait.await;
             }

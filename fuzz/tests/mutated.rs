@@ -121,7 +121,7 @@ fn grammars() {
 }
 
 #[test]
-fn peers_of_kv_events() {
+fn kv_events_peers() {
     let subscription = [0, 3, 1, b'k', b'v', 0, 3, 0, b'k', b'v'];
     let question = [1, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
     let long = [2, 0, 0, 0, 0, 0, 0, 0, 2, 1, 2];
@@ -141,7 +141,7 @@ fn peers_of_kv_events() {
 }
 
 #[test]
-fn clients_of_a_remote_server() {
+fn remote_server_clients() {
     // Numbered requests: an acknowledgement, an empty command, a cancellation, and the end of the
     // session.
     let requests: [&[u8]; 4] = [

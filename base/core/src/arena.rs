@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_and_the_end_shrinks() {
+    fn adjacent_holes_merge_and_the_last_hole_is_released() {
         let mut arena = Arena::new(16, 1 << 30);
         let [a, b, c] = [16, 16, 16].map(|n| arena.allocate(n).unwrap());
         arena.free(a);

@@ -108,7 +108,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[test]
-    fn who_is_asked_stops_work_until_it_is_made_usable_again() {
+    fn callback_cancels_work_until_the_token_is_reset() {
         let (asked, answer) = (
             Arc::new(AtomicUsize::new(0)),
             Arc::new(AtomicBool::new(false)),

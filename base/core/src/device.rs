@@ -362,7 +362,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Optionally [reorders](crate::reorder) the nodes of one split to run faster. Returns tensors
     /// whose memory must live longer than the graph requires, because the device runs several nodes
     /// at once. The scheduler calls it before it plans memory, so only stored tensors have a place.
-    fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) -> Vec<Keep> {
+    fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) -> Vec<KeepAlive> {
         Vec::new()
     }
 
@@ -391,7 +391,7 @@ pub trait Device: Send + Sync + fmt::Debug {
 /// A lifetime extension that [`Device::optimize`] requests. No other tensor may use the memory of
 /// `tensor` until `until` has been computed, not even the result of `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
-pub struct Keep {
+pub struct KeepAlive {
     /// Any tensor of the graph. For a view, the memory of the viewed tensor is kept.
     pub tensor: TensorId,
     /// A node that was passed to [`Device::optimize`].
@@ -427,7 +427,7 @@ pub trait Event: Send + Sync + fmt::Debug {
 /// [outputs](crate::Graph::set_output) or write to operands, those are results that are no outputs,
 /// not [copied](crate::Flags::copied), and operands only of nodes of this part.
 #[derive(Clone, Copy)]
-pub struct Placed<'a> {
+pub struct PlacedGraph<'a> {
     /// The graph.
     pub graph: &'a Graph,
     /// The nodes to run, in order. Views among them are not computed.
@@ -441,7 +441,7 @@ pub struct Placed<'a> {
     pub compiled: Option<&'a Arc<dyn Compiled>>,
 }
 
-impl<'a> Placed<'a> {
+impl<'a> PlacedGraph<'a> {
     /// Returns the memory of `id`.
     ///
     /// # Errors
@@ -547,7 +547,7 @@ pub trait Stream: Send {
     /// # Errors
     /// [`Error::Unsupported`] for an unsupported node, [`Error::InvalidArgument`] for places that
     /// the device cannot use.
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>>;
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>>;
 
     /// Does what [`prepare`](Stream::prepare) does, for a device with
     /// [members](Device::member_memories). `members` is scratch memory of the requested sizes, by
@@ -557,7 +557,7 @@ pub trait Stream: Send {
     /// As [`prepare`](Stream::prepare).
     fn prepare_with_members(
         &mut self,
-        work: Placed<'_>,
+        work: PlacedGraph<'_>,
         _members: &[Option<TensorRef>],
     ) -> Result<Box<dyn Prepared>> {
         self.prepare(work)

@@ -9,7 +9,7 @@
 //! and [`Event`](crate::Event) are traits already, so a test brings its own devices. Files are only
 //! read through an environment. Code writes them directly.
 
-mod chance;
+mod buggify;
 mod clock;
 #[cfg(target_os = "linux")]
 mod direct;
@@ -19,7 +19,7 @@ mod seats;
 mod threads;
 mod throttle;
 
-pub use chance::{Chance, NoChance};
+pub use buggify::{Buggify, NoBuggify};
 pub use clock::{Clock, Instant, SystemClock};
 pub use files::{File, Files, SystemFiles, is_own};
 pub use network::{Connection, ConnectionHandle, Listener, Network, SystemNetwork};
@@ -41,7 +41,7 @@ pub struct Environment {
     /// Connections to other processes.
     pub network: Arc<dyn Network>,
     /// Fault injection, used in simulations.
-    pub chance: Arc<dyn Chance>,
+    pub buggify: Arc<dyn Buggify>,
 }
 
 impl Environment {
@@ -52,7 +52,7 @@ impl Environment {
             files: Arc::new(SystemFiles),
             threads: Arc::new(SystemThreads),
             network: Arc::new(SystemNetwork),
-            chance: Arc::new(NoChance),
+            buggify: Arc::new(NoBuggify),
         }
     }
 }

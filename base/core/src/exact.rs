@@ -84,14 +84,14 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn every_float_comes_back_bit_by_bit(bits in proptest::num::u32::ANY) {
+        fn every_float_round_trips_bit_for_bit(bits in proptest::num::u32::ANY) {
             let x = f32::from_bits(bits);
             proptest::prop_assert_eq!(through_json(x).to_bits(), bits);
         }
     }
 
     #[test]
-    fn special_values_come_back_bit_by_bit() {
+    fn special_floats_round_trip_bit_for_bit() {
         for bits in [
             0,
             0x8000_0000,
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_float_is_refused() {
+    fn invalid_floats_are_refused() {
         for wrong in [
             "null",
             "\"nan\"",

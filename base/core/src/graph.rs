@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_needed_outside_by_what_is_computed_there() {
+    fn nodes_computed_elsewhere_need_their_operands_outside() {
         let mut g = Graph::new();
         let x = f32s(&mut g, &[8]);
         let unary = |g: &mut Graph, of| g.push(Op::Unary(Unary::Neg), &[Some(of)]).unwrap();
@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn views_outside_of_the_memory_are_refused() {
+    fn out_of_bounds_views_are_refused() {
         let mut g = Graph::new();
         let x = f32s(&mut g, &[8, 4]);
         for (rows, offset) in [(4, 4), (5, 0), (1, usize::MAX), (1, 128)] {
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_has_no_elements_in_common_with_what_is_read() {
+    fn written_and_read_elements_must_not_overlap() {
         let mut g = Graph::new();
         let x = f32s(&mut g, &[8, 4]);
         let rows = |g: &mut Graph, first, count| g.rows(x, first, count).unwrap();
@@ -708,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_and_elements_are_not_cut() {
+    fn views_do_not_split_blocks_or_elements() {
         let mut g = Graph::new();
         let q = g.leaf("q", DType::Q8_0, [64, 4, 1, 1]).unwrap();
         assert!(g.view(q, [32, 4, 1, 1], [68, 0, 0], 34).is_ok());
@@ -718,7 +718,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_outputs_and_effects_need_is_live() {
+    fn only_nodes_needed_by_outputs_and_writes_are_live() {
         let mut g = Graph::new();
         let x = f32s(&mut g, &[4]);
         let scratch = g.leaf("scratch", DType::F32, [4, 1, 1, 1]).unwrap();

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn json_names_everything() {
+    fn json_lists_sources_parameters_views_and_roles() {
         let json = sample().to_json();
         assert_eq!(json[3]["sources"], json!([0, 2]));
         assert_eq!(
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn graphs_come_back_exactly() {
+    fn graphs_round_trip_through_json_exactly() {
         let mut g = sample();
         let buffer = host_buffer_type().allocate(4096, Usage::Any).unwrap();
         let layout = Layout::contiguous(DType::F32, [8, 16, 1, 1]).unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_graph_is_refused() {
+    fn invalid_graphs_are_refused() {
         let good = sample().to_json();
         assert!(Graph::from_json(&good, |_, _| None).is_ok());
         let changed = |at: usize, field: &str, value: Value| {

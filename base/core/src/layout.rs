@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_is_an_error_also_where_it_wraps_to_small_sizes() {
+    fn overflow_is_an_error_even_if_it_wraps_to_small_sizes() {
         let half = 1usize << 32;
         assert!(Layout::contiguous(DType::F32, [half, half, 1, 1]).is_err());
         assert!(Layout::contiguous(DType::F32, [half, half, 0, 1]).is_err());
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_lie_whole_elements_apart() {
+    fn strides_must_be_multiples_of_the_element_size() {
         let strided = |dtype, shape, strides| Layout::strided(dtype, shape, strides);
         assert!(strided(DType::F32, [4, 2, 1, 1], [4, 18, 0, 0]).is_err());
         assert!(strided(DType::F16, [4, 2, 1, 1], [4, 18, 0, 0]).is_ok());
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_from_outside_are_checked() {
+    fn deserialized_layouts_are_checked() {
         let json =
             |strides: &str| format!(r#"{{"dtype":"F32","shape":[4,2,1,1],"strides":{strides}}}"#);
         let good: Layout = serde_json::from_str(&json("[4,16,32,32]")).unwrap();
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_elements_are_found() {
+    fn overlapping_elements_are_detected() {
         assert!(
             f32s(&[2, 3, 5])
                 .permuted([2, 0, 1, 3])
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_within_rows_and_unused_strides() {
+    fn contiguity_considers_row_gaps_but_not_unused_strides() {
         let gaps = Layout::strided(DType::F32, [4, 3, 1, 1], [8, 32, 96, 96]).unwrap();
         assert!(!gaps.contiguous_from(1) && !gaps.has_contiguous_rows());
         let column = Layout::strided(DType::F32, [1, 3, 1, 1], [8, 4, 12, 12]).unwrap();
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_on_different_grids_may_meet_where_their_ranges_do() {
+    fn layouts_on_different_grids_may_overlap_if_their_ranges_do() {
         let strided = |dtype, shape, strides| Layout::strided(dtype, shape, strides).unwrap();
         let meet = |a: &Layout, at: usize, b: &Layout, b_at: usize| {
             assert_eq!(a.may_meet(at, b, b_at), b.may_meet(b_at, a, at));
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_elements_and_blocks_meet_where_they_lie() {
+    fn overlap_of_repeated_elements_and_blocks_is_exact() {
         let repeated = Layout::strided(DType::F32, [4, 2, 1, 1], [4, 0, 0, 0]).unwrap();
         assert!(repeated.may_meet(0, &repeated, 12) && !repeated.may_meet(0, &repeated, 16));
         // Two of four blocks of each row.
@@ -563,7 +563,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn permutations_are_undone_by_their_inverse(
+        fn inverse_permutations_restore_layouts(
             n in [0usize..4, 0..4, 0..4, 0..4],
             axes in proptest::sample::subsequence(vec![0usize, 1, 2, 3], 4).prop_shuffle(),
         ) {
@@ -583,7 +583,7 @@ mod tests {
         }
 
         #[test]
-        fn any_strides_are_refused_or_safe_to_compute_with(
+        fn arbitrary_strides_are_refused_or_safe(
             n in [0usize..1 << 40, 0..1 << 33, 0usize..9, 0..1 << 62],
             strides in proptest::array::uniform4(proptest::num::usize::ANY),
             dtype in proptest::sample::select(DType::all().collect::<Vec<_>>()),
@@ -612,7 +612,7 @@ mod tests {
         }
 
         #[test]
-        fn windows_meet_where_they_have_a_byte_in_common(
+        fn windows_overlap_exactly_if_they_share_a_byte(
             starts in [[0usize..5, 0..4, 0..3, 0..2], [0usize..5, 0..4, 0..3, 0..2]],
             extents in [[1usize..5, 1..4, 1..3, 1..2], [1usize..5, 1..4, 1..3, 1..2]],
             axes in proptest::sample::subsequence(vec![0usize, 1, 2, 3], 4).prop_shuffle(),

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_takes_more_than_there_is() {
+    fn reservations_never_exceed_the_limits() {
         let all = Ledger::new(Some(100));
         let (a, b) = (all.part(Some(70)), all.part(None));
         assert!(a.take(71).is_none() && a.take(usize::MAX).is_none());

@@ -34,14 +34,13 @@ pub mod buffer;
 pub mod build;
 mod cache_folder;
 mod cancel;
-mod delegate;
 pub mod device;
+mod device_wrapper;
 mod dtype;
 pub mod environment;
 mod error;
 mod exact;
 pub mod formula;
-mod gate;
 pub mod graph;
 mod host_buffer;
 mod infer;
@@ -53,6 +52,7 @@ pub mod memory;
 pub mod op;
 mod parameters;
 pub mod print;
+mod range_lock;
 mod readers;
 pub mod reorder;
 mod repeated;
@@ -69,28 +69,28 @@ pub use buffer::{
 };
 pub use cache_folder::cache_folder;
 pub use cancel::CancelToken;
-pub use delegate::{Delegate, Delegating};
 pub use device::{
-    Backend, Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Event, Keep, MemoryInfo,
-    Placed, Prepared, Rejected, RunControl, RunObserver, Selection, Stream,
+    Backend, Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Event, KeepAlive,
+    MemoryInfo, PlacedGraph, Prepared, Rejected, RunControl, RunObserver, Selection, Stream,
 };
+pub use device_wrapper::{DeviceWrapper, WrappedDevice};
 pub use dtype::DType;
 pub use environment::Environment;
 pub use error::{Error, Result};
-pub use gate::Access;
 pub use graph::{Flags, Graph, Node, Tensor, TensorId, ViewOf};
 pub use host_buffer::{host_buffer, host_buffer_of, host_buffer_type};
 pub use infer::infer;
 pub use layout::{DIMS, Layout, Shape, shape};
 pub use ledger::{Charge, Ledger};
 pub use lock::{LockRefused, LockedMemory, page_bytes};
-pub use memory::{HeldCopy, HeldGate, HostMemory, Location, MemoryId, MemorySet};
+pub use memory::{GuardedCopy, HostMemory, Location, MemoryId, MemorySet, RangeGuard};
 pub use op::{
-    Glu, Interpolation, Op, OpKind, Pool, Precision, Rope, RopeMode, SortOrder, Triangle, Turn,
-    Unary, Window,
+    Glu, Interpolation, Op, OpKind, Pool, Precision, Rope, RopeAngle, RopeMode, SortOrder,
+    Triangle, Unary, Window,
 };
 pub use parameters::Parameters;
 pub use print::counted;
+pub use range_lock::Access;
 pub use readers::Readers;
 pub use repeated::{MAX_REPEATED_BYTES, check_repeated};
 pub use room::ask_for_memory;
@@ -98,5 +98,5 @@ pub use rows::Rows;
 pub use samite_threads::thread_builder;
 pub use stored::{StoredTensor, TensorGroup};
 pub use support::Support;
-pub use tensor_ref::{Bounce, TensorRef};
+pub use tensor_ref::{BounceBuffer, TensorRef};
 pub use unallocated::unallocated;

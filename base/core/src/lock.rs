@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_locked_once() {
+    fn each_page_is_locked_once() {
         assert!(page_bytes().is_power_of_two());
         assert_eq!(
             joined(
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_which_limit_and_how_to_raise_it() {
+    fn lock_errors_name_the_limit_and_how_to_raise_it() {
         let error = io::Error::from(io::ErrorKind::OutOfMemory);
         let text = |limit| refused(1_000_000, &error, limit).to_string();
         for part in [
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_locked_when_cancelled() {
+    fn cancellation_locks_no_memory() {
         let cancel = CancelToken::new();
         cancel.cancel();
         let memory = crate::host_buffer_type();

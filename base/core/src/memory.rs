@@ -2,14 +2,14 @@
 //! lock.
 //!
 //! Buffers are shared by reference and kernels work on raw pointers, so something must keep a write
-//! in one thread away from a read in another. Each piece of memory has a *range lock* (`Gate`):
-//! each byte has any number of readers or one writer at a time. The safe methods lock the bytes
-//! that they touch. A device locks a [`MemorySet`] of all memory that a prepared graph touches,
-//! then uses [`base`](HostMemory::base). Uncontended, this costs a few nanoseconds per buffer and
-//! run.
+//! in one thread away from a read in another. Each piece of memory has a *range lock*
+//! (`RangeLock`): each byte has any number of readers or one writer at a time. The safe methods
+//! lock the bytes that they touch. A device locks a [`MemorySet`] of all memory that a prepared
+//! graph touches, then uses [`base`](HostMemory::base). Uncontended, this costs a few nanoseconds
+//! per buffer and run.
 
 use crate::error::{Error, Result};
-use crate::gate::{Access, Gate};
+use crate::range_lock::{Access, RangeLock};
 use memmap2::MmapMut;
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::any::Any;
@@ -65,7 +65,7 @@ pub struct HostMemory {
     base: NonNull<u8>,
     len: usize,
     owner: Owner,
-    gate: Gate,
+    range_lock: RangeLock,
 }
 
 // SAFETY: the memory is plain bytes that this value owns or keeps alive. It belongs to no thread,
@@ -106,7 +106,7 @@ impl HostMemory {
             base,
             len,
             owner: Owner::Allocated(layout),
-            gate: Gate::default(),
+            range_lock: RangeLock::default(),
         }))
     }
 
@@ -132,7 +132,7 @@ impl HostMemory {
                 _keep_alive: owner,
                 writable,
             },
-            gate: Gate::default(),
+            range_lock: RangeLock::default(),
         })
     }
 
@@ -175,14 +175,14 @@ impl HostMemory {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the range does not exist, or for writing to read-only memory.
-    pub fn hold(self: &Arc<Self>, offset: usize, len: usize, access: Access) -> Result<HeldGate> {
+    pub fn hold(self: &Arc<Self>, offset: usize, len: usize, access: Access) -> Result<RangeGuard> {
         match access {
             Access::Read => self.range(offset, len)?,
             Access::Write => self.writable_range(offset, len)?,
         };
         let bytes = span(offset, len);
-        self.gate.enter(bytes.clone(), access);
-        Ok(HeldGate {
+        self.range_lock.acquire(bytes.clone(), access);
+        Ok(RangeGuard {
             memory: Arc::clone(self),
             bytes,
             access,
@@ -257,7 +257,7 @@ impl HostMemory {
         f: impl FnOnce(&[u8]) -> R,
     ) -> Result<R> {
         let at = self.range(offset, len)?;
-        Ok(self.gate.with(span(offset, len), Access::Read, || {
+        Ok(self.range_lock.with(span(offset, len), Access::Read, || {
             // SAFETY: `range` checked the bytes. They are initialised (zeroed or borrowed as such),
             // and not written to while the lock is held.
             f(unsafe { std::slice::from_raw_parts(at.as_ptr(), len) })
@@ -275,7 +275,7 @@ impl HostMemory {
         f: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R> {
         let at = self.writable_range(offset, len)?;
-        Ok(self.gate.with(span(offset, len), Access::Write, || {
+        Ok(self.range_lock.with(span(offset, len), Access::Write, || {
             // SAFETY: `writable_range` checked the bytes. They are initialised and writable, and
             // the lock excludes all other accesses.
             f(unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), len) })
@@ -303,14 +303,14 @@ impl HostMemory {
             // One lock for both ranges: a thread that locks twice could deadlock with another one
             // that does.
             let both = read.start.min(written.start)..read.end.max(written.end);
-            self.gate.with(both, Access::Write, copy);
+            self.range_lock.with(both, Access::Write, copy);
         } else if self.rank() < to.rank() {
-            self.gate.with(read, Access::Read, || {
-                to.gate.with(written, Access::Write, copy)
+            self.range_lock.with(read, Access::Read, || {
+                to.range_lock.with(written, Access::Write, copy)
             });
         } else {
-            to.gate.with(written, Access::Write, || {
-                self.gate.with(read, Access::Read, copy)
+            to.range_lock.with(written, Access::Write, || {
+                self.range_lock.with(read, Access::Read, copy)
             });
         }
         Ok(())
@@ -320,13 +320,13 @@ impl HostMemory {
 /// Guard of a locked byte range. Dropping it unlocks the range.
 #[derive(Debug)]
 #[must_use = "the gate is left at once if this is dropped"]
-pub struct HeldGate {
+pub struct RangeGuard {
     memory: Arc<HostMemory>,
     bytes: Range<usize>,
     access: Access,
 }
 
-impl HeldGate {
+impl RangeGuard {
     /// Returns the address of the first byte. Until the guard is dropped, the bytes may be read
     /// through the pointer, and written to with [`Access::Write`].
     pub fn base(&self) -> NonNull<u8> {
@@ -346,16 +346,16 @@ impl HeldGate {
     }
 }
 
-/// A copy in progress. It locks the bytes that it reads and writes from [`begin`](HeldCopy::begin)
-/// until [`end`](HeldCopy::end) makes the copy or the value is dropped. For devices that copy from
-/// and to host memory asynchronously.
+/// A copy in progress. It locks the bytes that it reads and writes from
+/// [`begin`](GuardedCopy::begin) until [`end`](GuardedCopy::end) makes the copy or the value is
+/// dropped. For devices that copy from and to host memory asynchronously.
 #[derive(Debug)]
-pub struct HeldCopy {
-    from: HeldGate,
-    to: HeldGate,
+pub struct GuardedCopy {
+    from: RangeGuard,
+    to: RangeGuard,
 }
 
-impl HeldCopy {
+impl GuardedCopy {
     /// Locks both ranges for a copy of `len` bytes. Each range is a piece of memory and an offset
     /// in it. Waits for conflicting accesses.
     ///
@@ -382,7 +382,7 @@ impl HeldCopy {
             let to = write()?;
             (read()?, to)
         };
-        Ok(HeldCopy { from, to })
+        Ok(GuardedCopy { from, to })
     }
 
     /// Makes the copy.
@@ -394,9 +394,11 @@ impl HeldCopy {
     }
 }
 
-impl Drop for HeldGate {
+impl Drop for RangeGuard {
     fn drop(&mut self) {
-        self.memory.gate.leave(self.bytes.clone(), self.access);
+        self.memory
+            .range_lock
+            .release(self.bytes.clone(), self.access);
     }
 }
 
@@ -455,12 +457,12 @@ impl MemorySet {
             fn drop(&mut self) {
                 self.0
                     .iter()
-                    .for_each(|(memory, access)| memory.gate.leave(0..memory.len, *access));
+                    .for_each(|(memory, access)| memory.range_lock.release(0..memory.len, *access));
             }
         }
         self.pieces
             .iter()
-            .for_each(|(memory, access)| memory.gate.enter(0..memory.len, *access));
+            .for_each(|(memory, access)| memory.range_lock.acquire(0..memory.len, *access));
         let _guard = PiecesGuard(&self.pieces);
         f()
     }
@@ -480,7 +482,7 @@ mod tests {
     const MEETINGS: usize = if cfg!(miri) { 10 } else { 500 };
 
     #[test]
-    fn copies_are_checked() {
+    fn reads_writes_and_fills_are_bounds_checked() {
         let a = HostMemory::allocate(8, "test", "a").unwrap();
         a.write(2, &[1, 2, 3]).unwrap();
         let mut out = [9; 4];
@@ -519,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_at_one_address_are_all_entered() {
+    fn regions_with_the_same_address_are_all_locked() {
         let owner = Arc::new(vec![7u8; 16]);
         let base = NonNull::from(owner.as_slice()).cast();
         let [part, whole] = [0, 16].map(|len| {
@@ -532,13 +534,13 @@ mod tests {
         set.add(&whole, Access::Read).unwrap();
         set.with(|| {
             for piece in [&part, &whole] {
-                assert_eq!(piece.gate.inside(), 1);
+                assert_eq!(piece.range_lock.inside(), 1);
             }
         });
     }
 
     #[test]
-    fn too_much_is_an_error() {
+    fn oversized_allocations_are_an_error() {
         assert!(matches!(
             HostMemory::allocate(usize::MAX / 2, "test", "x"),
             Err(Error::OutOfMemory { .. })
@@ -550,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_is_alone() {
+    fn writers_are_exclusive() {
         let a = HostMemory::allocate(1, "test", "a").unwrap();
         let b = HostMemory::allocate(1, "test", "b").unwrap();
         let mut set = MemorySet::default();
@@ -573,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_of_different_bytes_do_not_wait_for_each_other() {
+    fn writers_of_different_bytes_run_concurrently() {
         let memory = HostMemory::allocate(100, "test", "a").unwrap();
         // Each half is locked until the other one is.
         let both = std::sync::Barrier::new(2);
@@ -595,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_gate_keeps_others_out_until_it_is_dropped() {
+    fn a_range_lock_excludes_others_until_it_is_dropped() {
         let memory = HostMemory::allocate(8, "test", "a").unwrap();
         let held = memory.hold(2, 4, Access::Write).unwrap();
         assert_eq!(held.base(), memory.range(2, 4).unwrap());
@@ -611,7 +613,7 @@ mod tests {
                     "read before the gate was left"
                 );
             });
-            while memory.gate.waiting() == 0 && !reader.is_finished() {
+            while memory.range_lock.waiting() == 0 && !reader.is_finished() {
                 std::thread::yield_now();
             }
             left.store(1, Ordering::SeqCst);
@@ -620,15 +622,15 @@ mod tests {
         let readers = [0, 0].map(|at| memory.hold(at, 8, Access::Read).unwrap());
         assert!(memory.hold(5, 4, Access::Read).is_err());
         drop(readers);
-        assert!(memory.gate.inside() == 0);
+        assert!(memory.range_lock.inside() == 0);
     }
 
     #[test]
-    fn a_copy_holds_its_bytes_until_it_is_made() {
+    fn a_copy_locks_its_bytes_until_it_is_done() {
         let [a, b] = [0, 1].map(|_| HostMemory::allocate(8, "test", "a").unwrap());
         a.write(0, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
         for (from, to) in [((&a, 1), (&b, 4)), ((&b, 4), (&a, 5)), ((&a, 0), (&a, 4))] {
-            let copy = HeldCopy::begin(from, to, 3).unwrap();
+            let copy = GuardedCopy::begin(from, to, 3).unwrap();
             let mut expected = [0; 3];
             // Others may read what is read, and touch the bytes next to the locked ones.
             from.0.read(from.1, &mut expected).unwrap();
@@ -639,7 +641,7 @@ mod tests {
                     from.0.write(from.1, &[0]).unwrap();
                     assert_eq!(made.load(Ordering::SeqCst), 1, "written before it was read");
                 });
-                while from.0.gate.waiting() == 0 && !writer.is_finished() {
+                while from.0.range_lock.waiting() == 0 && !writer.is_finished() {
                     std::thread::yield_now();
                 }
                 made.store(1, Ordering::SeqCst);
@@ -648,10 +650,10 @@ mod tests {
             let mut copied = [0; 3];
             to.0.read(to.1, &mut copied).unwrap();
             assert_eq!(copied, expected);
-            assert_eq!(a.gate.inside() + b.gate.inside(), 0);
+            assert_eq!(a.range_lock.inside() + b.range_lock.inside(), 0);
         }
         for (from, to) in [((&a, 0), (&a, 2)), ((&a, 6), (&b, 0)), ((&a, 0), (&b, 6))] {
-            assert!(HeldCopy::begin(from, to, 3).is_err());
+            assert!(GuardedCopy::begin(from, to, 3).is_err());
         }
     }
 
@@ -670,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn who_touches_some_of_the_bytes_of_a_writer_waits() {
+    fn accesses_to_overlapping_bytes_wait_for_the_writer() {
         let memory = HostMemory::allocate(8, "test", "a").unwrap();
         std::thread::scope(|scope| {
             for first in 0..4 {
@@ -735,7 +737,7 @@ mod loom_tests {
                 bytes(&a) == bytes(&b)
                     && [[1; 8], [2; 8]].contains(&bytes(&a)[..].try_into().unwrap())
             );
-            assert_eq!(a.gate.inside() + b.gate.inside(), 0);
+            assert_eq!(a.range_lock.inside() + b.range_lock.inside(), 0);
         });
     }
 
@@ -744,7 +746,7 @@ mod loom_tests {
     }
 
     fn held(from: &Arc<HostMemory>, to: &Arc<HostMemory>) {
-        HeldCopy::begin((from, 0), (to, 0), 8).unwrap().end();
+        GuardedCopy::begin((from, 0), (to, 0), 8).unwrap().end();
     }
 
     fn in_a_set(from: &Arc<HostMemory>, to: &Arc<HostMemory>) {
@@ -756,7 +758,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn copies_in_opposite_directions_do_not_wait_in_a_circle() {
+    fn copies_in_opposite_directions_do_not_deadlock() {
         for mine in [at_once, held, in_a_set] {
             for theirs in [at_once, held, in_a_set] {
                 all_orders(mine, theirs);

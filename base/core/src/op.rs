@@ -9,14 +9,14 @@ mod table;
 
 pub use function::{Glu, Unary};
 pub use parameter::{
-    Interpolation, Pool, Precision, Rope, RopeMode, SortOrder, Triangle, Turn, Window,
+    Interpolation, Pool, Precision, Rope, RopeAngle, RopeMode, SortOrder, Triangle, Window,
 };
 pub use table::{Op, OpKind};
 
 use std::fmt;
 
 /// Properties of a kind of operation, from the table.
-struct Facts {
+struct OpFacts {
     /// ggml's name.
     name: &'static str,
     /// Number of required sources, which come first.
@@ -34,9 +34,9 @@ struct Facts {
     may_overwrite: &'static [usize],
 }
 
-impl Facts {
+impl OpFacts {
     /// Default properties. Every entry has a name and a number of sources.
-    const USUAL: Facts = Facts {
+    const USUAL: OpFacts = OpFacts {
         name: "",
         sources: 0,
         optional: 0,

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_and_back() {
+    fn parameters_round_trip_through_text() {
         let text = "threads=4, address=host:80,empty=";
         let mut parameters: Parameters = text.parse().unwrap();
         assert_eq!(parameters.to_string(), "threads=4,address=host:80,empty=");
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_ones_are_named() {
+    fn invalid_parameters_are_named() {
         let error = |text: &str| text.parse::<Parameters>().unwrap_err().to_string();
         assert_eq!(error("a=1,b"), "'b' is not a parameter: write key=value");
         assert_eq!(error("=1"), "'=1' is not a parameter: write key=value");

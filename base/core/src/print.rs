@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thing_is_no_plural() {
+    fn a_count_of_one_is_singular() {
         assert_eq!(counted(1, "token"), "1 token");
         assert_eq!(counted(0, "token"), "0 tokens");
     }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn dot_is_well_formed_whatever_names_are() {
+    fn dot_is_well_formed_for_any_names() {
         let mut graph = sample();
         for (i, name) in [r"\", "\"", "a\\\"b", "two\nlines", "];\n}"]
             .iter()

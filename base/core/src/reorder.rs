@@ -106,7 +106,7 @@ mod tests {
     use crate::DType;
 
     #[test]
-    fn stored_tensors_with_a_byte_in_common_are_one_memory() {
+    fn stored_tensors_that_share_a_byte_share_memory() {
         let memory = crate::HostMemory::allocate(12, "test", "bytes").unwrap();
         let mut g = Graph::new();
         // Bytes 0 to 3, 3 to 6, and 7 to 10, each in a buffer of its own.

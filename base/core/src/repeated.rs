@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_repeat_as_much_as_their_buffer_holds() {
+    fn repetition_is_limited_by_the_buffer_size() {
         let row = |rows| ([1024, rows, 1, 1], [4, 0, 0, 0]);
         let is_row_allowed = |rows, buffer| {
             let (shape, strides) = row(rows);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_tensors_have_few_rows() {
+    fn empty_tensors_have_a_row_limit() {
         assert!(is_allowed([0, 1 << 20, 1, 1], [4, 0, 0, 0], 0));
         assert!(!is_allowed([0, 1 << 50, 1, 1], [4, 0, 0, 0], 0));
         assert!(!is_allowed([1 << 50, 0, 1, 1], [0; 4], 0));

@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_had_is_refused_by_name() {
+    fn unavailable_memory_is_an_error_that_names_its_use() {
         ask_for_memory(1 << 20, "a small thing").unwrap();
         let error = ask_for_memory(isize::MAX as usize, "a large thing").unwrap_err();
         assert!(error.to_string().contains("a large thing"), "{error}");

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_stay_inside_of_their_tensor() {
+    fn out_of_bounds_rows_are_refused() {
         let buffer = host_buffer_type().allocate(64, Usage::Any).unwrap();
         let [a, _b] = [0, 32].map(|offset| TensorRef {
             buffer: Arc::clone(&buffer),

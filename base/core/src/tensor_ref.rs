@@ -114,7 +114,7 @@ impl TensorRef {
     /// [`Error::Shape`] if the layouts differ. Otherwise as [`read`](TensorRef::read) and
     /// [`write`](TensorRef::write).
     pub fn copy_from(&self, from: &TensorRef) -> Result<()> {
-        self.copy_with(from, &mut Bounce::default())
+        self.copy_with(from, &mut BounceBuffer::default())
     }
 
     /// Does what [`copy_from`](TensorRef::copy_from) does, with a reusable buffer for copies
@@ -122,7 +122,7 @@ impl TensorRef {
     ///
     /// # Errors
     /// As [`copy_from`](TensorRef::copy_from).
-    pub fn copy_with(&self, from: &TensorRef, bounce: &mut Bounce) -> Result<()> {
+    pub fn copy_with(&self, from: &TensorRef, bounce: &mut BounceBuffer) -> Result<()> {
         if self.slot.layout != from.slot.layout {
             return Err(Error::shape(format!(
                 "copy of {} to {}: the layouts differ",
@@ -165,7 +165,7 @@ impl TensorRef {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
-    pub fn reserve_bounce(&self, from: &TensorRef, bounce: &mut Bounce) -> Result<()> {
+    pub fn reserve_bounce(&self, from: &TensorRef, bounce: &mut BounceBuffer) -> Result<()> {
         let direct = match (from.buffer.host(), self.buffer.host()) {
             (Some(source), target) => target.is_some() || !source.is_writable(),
             (None, _) => false,
@@ -189,7 +189,7 @@ impl TensorRef {
                     && (layout.rows() == rows || rows.is_multiple_of(group)) =>
             {
                 let unit = layout.row_bytes().saturating_mul(group).max(1);
-                unit.saturating_mul((Bounce::PIECE / unit).max(1))
+                unit.saturating_mul((BounceBuffer::PIECE / unit).max(1))
             }
             _ => usize::MAX,
         }
@@ -199,11 +199,11 @@ impl TensorRef {
 /// Host buffer for copies between memories without a direct copy. It grows to the size of the
 /// largest copy, or to a few MiB if the target accepts pieces.
 #[derive(Debug, Default)]
-pub struct Bounce {
+pub struct BounceBuffer {
     bytes: Vec<u8>,
 }
 
-impl Bounce {
+impl BounceBuffer {
     /// Maximum bytes of a piece of a copy.
     const PIECE: usize = 4 << 20;
 
@@ -225,7 +225,7 @@ impl Bounce {
         Ok(())
     }
 
-    /// Returns the first `len` bytes, which should be [reserved](Bounce::reserve) already.
+    /// Returns the first `len` bytes, which should be [reserved](BounceBuffer::reserve) already.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if they were not reserved and cannot be allocated.
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_within_one_memory_do_not_wait_for_themselves() {
+    fn copies_within_one_memory_do_not_deadlock() {
         let buffer: Arc<dyn Buffer> =
             Arc::new(Plain(host_buffer_type().allocate(64, Usage::Any).unwrap()));
         let [a, b] = [0, 32].map(|offset| TensorRef {

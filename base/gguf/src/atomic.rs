@@ -235,7 +235,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn private_files_are_read_by_their_owner_alone() {
+    fn private_files_are_readable_only_by_their_owner() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("a");
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn appears_complete_or_not_at_all() {
+    fn atomic_files_appear_complete_or_not_at_all() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("model.gguf");
         std::fs::write(&target, b"old").unwrap();
@@ -269,7 +269,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn others_may_read_what_the_mask_allows() {
+    fn file_permissions_follow_the_umask() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let usual = dir.path().join("usual");

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_checked_when_it_is_read_as_text() {
+    fn strings_are_checked_for_utf8_on_conversion() {
         let bad = Value::String(Box::from(&b"\xff"[..]));
         assert!(
             <&str>::from_value(&bad)

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_is_one_line_and_names_everything() {
+    fn error_messages_are_one_line_and_complete() {
         let error = Error::new(
             ErrorKind::Corrupt,
             format!("key {}", quoted("a\nb")),

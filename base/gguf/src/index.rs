@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sorts_and_finds_the_first_repetition() {
+    fn sorted_index_finds_the_first_duplicate() {
         assert_eq!(sorted_index(&["b", "c", "a"], |s| s), Ok(vec![2, 0, 1]));
         assert_eq!(sorted_index(&["b", "x", "a", "a", "b", "a"], |s| s), Err(3));
         assert_eq!(sorted_index::<&str>(&[], |s| s), Ok(vec![]));

@@ -101,7 +101,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn released_pages_come_back() {
+    fn released_pages_are_read_again() {
         let mut file = tempfile::tempfile().unwrap();
         let content: Vec<u8> = (0..50_000u32).map(|i| (i % 251) as u8).collect();
         file.write_all(&content).unwrap();

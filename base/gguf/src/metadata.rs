@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn getters_explain_what_they_miss() {
+    fn getter_errors_explain_the_mismatch() {
         let metadata = sample();
         assert_eq!(metadata.require::<usize>("llama.block_count"), Ok(2));
         assert_eq!(metadata.get::<u32>("absent"), Ok(None));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scalar_stands_for_every_layer() {
+    fn a_scalar_applies_to_every_layer() {
         let metadata = sample();
         assert_eq!(
             metadata.get_scalar_or_array::<u32>("llama.block_count", 3),

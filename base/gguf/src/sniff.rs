@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knows_what_people_mistake_for_gguf() {
+    fn other_file_formats_are_recognised() {
         for (start, words) in [
             (&b"lmgg\x01\0\0\0"[..], "before GGUF"),
             (b"GGML", "before GGUF"),

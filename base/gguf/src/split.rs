@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_follow_the_pattern() {
+    fn split_file_names_follow_the_pattern() {
         let split = Split {
             no: 1,
             count: 3,
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn few_parts_are_no_split() {
+    fn a_single_file_is_not_a_split() {
         let mut metadata = Metadata::new();
         assert_eq!(Split::from_metadata(&metadata), Ok(None));
         metadata.set(KEY_SPLIT_COUNT, 1u16).unwrap();

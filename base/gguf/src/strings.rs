@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gives_back_what_was_put_in() {
+    fn string_arrays_return_their_strings() {
         let strings: [&[u8]; 4] = [b"one", b"", b"\xff\xfe", "\u{2581}two".as_bytes()];
         let array: StringArray = strings.into_iter().collect();
         assert_eq!((array.len(), array.total_bytes()), (4, 11));

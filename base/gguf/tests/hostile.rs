@@ -127,7 +127,7 @@ fn lengths_just_past_the_end_are_refused() {
 }
 
 #[test]
-fn counts_that_a_large_file_would_allow_are_not_believed() {
+fn counts_above_the_limits_are_refused_in_large_files() {
     let keys = Bytes::header(0, (1 << 16) + 1).raw(vec![0; 1 << 21]);
     refused(&keys, Corrupt, "number of keys", 16, "65536");
     let tensors = Bytes::header((1 << 18) + 1, 0).raw(vec![0; 1 << 24]);
@@ -445,7 +445,7 @@ fn bad_names_are_refused() {
 }
 
 #[test]
-fn text_that_is_not_utf8_is_an_error_when_it_is_read_as_text() {
+fn invalid_utf8_is_an_error_only_when_read_as_text() {
     let file = Bytes::header(0, 1)
         .string("general.name")
         .u32(STRING)
@@ -457,7 +457,7 @@ fn text_that_is_not_utf8_is_an_error_when_it_is_read_as_text() {
 }
 
 #[test]
-fn bad_starts_are_refused() {
+fn bad_magic_and_versions_are_refused() {
     let start = |magic: &str, version: u32| Bytes::default().raw(magic).u32(version).u64(0).u64(0);
     refused(&start("GGUX", 3), NotGguf, "magic", 0, "not a GGUF file");
     refused(&start("lmgg", 3), NotGguf, "magic", 0, "before GGUF");
@@ -509,7 +509,7 @@ fn truncation_at_every_byte_is_refused() {
 }
 
 #[test]
-fn every_way_to_open_gives_the_same_error() {
+fn all_load_modes_report_the_same_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     let whole = valid();
@@ -533,7 +533,7 @@ fn every_way_to_open_gives_the_same_error() {
 }
 
 #[test]
-fn paths_that_are_no_files_are_explained() {
+fn paths_that_are_not_files_are_explained() {
     let dir = tempfile::tempdir().unwrap();
     let open = |path: &std::path::Path| {
         GgufFile::open(path, LoadMode::Mmap)

@@ -30,7 +30,7 @@ fn model(path: &Path, sizes: &[usize]) {
 }
 
 #[test]
-fn every_mode_and_every_number_of_threads_loads_the_same() {
+fn all_modes_and_thread_counts_load_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     let sizes = [5, 3 << 20, 1, (1 << 20) + 1, 4096, 100_000];
@@ -110,7 +110,7 @@ fn chunks_cover_each_tensor_once() {
 }
 
 #[test]
-fn cancellation_stops_soon() {
+fn cancellation_stops_loading_soon() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     model(&path, &[64 << 20, 8 << 20, 8 << 20]);
@@ -141,7 +141,7 @@ fn cancellation_stops_soon() {
 }
 
 #[test]
-fn the_error_of_the_sink_is_returned_and_ends_the_work() {
+fn sink_errors_stop_loading_and_are_returned() {
     #[derive(Debug, PartialEq)]
     enum Failure {
         Gguf(Error),
@@ -229,7 +229,7 @@ fn foreign_tensors_and_wrong_buffers_are_refused() {
 }
 
 #[test]
-fn a_file_that_shrinks_is_an_error_when_it_is_read() {
+fn reading_a_truncated_file_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     model(&path, &[5000]);
@@ -340,7 +340,7 @@ impl Threads for Turns {
 }
 
 #[test]
-fn a_file_that_becomes_shorter_at_any_read_is_an_error() {
+fn a_file_that_shrinks_at_any_read_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     model(&path, &[5, 3 << 20, 1, 100_000]);
@@ -403,7 +403,7 @@ fn cached(path: &Path) -> usize {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn reading_directly_goes_past_the_page_cache() {
+fn direct_reads_bypass_the_page_cache() {
     use std::os::fd::AsRawFd;
     const SIZE: usize = 4 << 20;
     let dir = tempfile::tempdir().unwrap();
@@ -435,7 +435,7 @@ fn reading_directly_goes_past_the_page_cache() {
 }
 
 #[test]
-fn what_cannot_be_read_directly_is_read_through_the_cache_and_says_so() {
+fn refused_direct_reads_fall_back_to_the_page_cache() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     model(&path, &[5, 100]);
@@ -463,7 +463,7 @@ fn what_cannot_be_read_directly_is_read_through_the_cache_and_says_so() {
 }
 
 #[test]
-fn the_system_is_told_that_a_file_is_read_in_order() {
+fn sequential_reads_are_announced_to_the_system_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     model(&path, &[5, 3 << 20, 1]);
@@ -492,7 +492,7 @@ fn the_system_is_told_that_a_file_is_read_in_order() {
 
 /// Opens a model whose last bytes are missing, in one file or in two parts.
 #[test]
-fn a_header_is_opened_without_the_data_behind_it() {
+fn headers_open_without_the_tensor_data() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     let sizes = [4096, 100, 5000];

@@ -139,7 +139,7 @@ proptest! {
         ..ProptestConfig::default() })]
 
     #[test]
-    fn mutated_files(mutations in prop::collection::vec(mutation(), 1..6)) {
+    fn mutated_files_use_bounded_memory(mutations in prop::collection::vec(mutation(), 1..6)) {
         let mut bytes = valid();
         mutations.iter().for_each(|mutation| mutate(&mut bytes, mutation));
         let peak = peak_of_parsing(&bytes);
@@ -147,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_behind_a_good_start(tensors in 0u64..8, keys in 0u64..8,
+    fn parsing_random_bytes_uses_bounded_memory(tensors in 0u64..8, keys in 0u64..8,
         rest in prop::collection::vec(any::<u8>(), 0..512)) {
         let bytes = common::Bytes::header(tensors, keys).raw(rest);
         let peak = peak_of_parsing(&bytes.0);
@@ -156,7 +156,7 @@ proptest! {
 }
 
 #[test]
-fn every_number_at_every_place() {
+fn extreme_numbers_at_every_offset_use_bounded_memory() {
     let whole = valid();
     for at in 0..whole.len() - 8 {
         for number in [0, 1, 1 << 31, 1 << 32, 1 << 62, 1 << 63, u64::MAX] {
@@ -172,7 +172,7 @@ fn every_number_at_every_place() {
 }
 
 #[test]
-fn a_large_vocabulary_takes_no_more_memory_than_its_bytes() {
+fn a_large_vocabulary_uses_no_more_memory_than_its_bytes() {
     let tokens: samite_gguf::StringArray = (0..150_000).map(|i| format!("token{i}")).collect();
     let mut metadata = samite_gguf::Metadata::new();
     metadata.set("tokenizer.ggml.tokens", tokens).unwrap();
@@ -193,7 +193,7 @@ fn a_large_vocabulary_takes_no_more_memory_than_its_bytes() {
 }
 
 #[test]
-fn arrays_for_which_there_is_no_memory_are_named() {
+fn arrays_that_exceed_memory_are_named() {
     for (key, value) in [
         (
             "texts",

@@ -96,7 +96,7 @@ fn to_bytes(metadata: &Metadata, tensors: &[(TensorSpec, Vec<u8>)]) -> Vec<u8> {
 }
 
 #[test]
-fn tensors_are_filled_by_several_threads() {
+fn several_threads_fill_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     let spec = |name: &str, len| TensorSpec::new(name, DType::I8, &[len]).unwrap();
@@ -153,7 +153,7 @@ fn tensors_are_filled_by_several_threads() {
 }
 
 #[test]
-fn reads_what_python_wrote() {
+fn files_written_by_python_are_read() {
     for mode in [LoadMode::Mmap, LoadMode::Read] {
         let file = GgufFile::open(fixture("all-types.gguf"), mode).unwrap();
         assert_eq!(file.metadata(), &all_types_metadata());
@@ -179,7 +179,7 @@ fn reads_what_python_wrote() {
 }
 
 #[test]
-fn writes_the_bytes_that_python_writes() {
+fn written_bytes_match_those_of_python() {
     let ours = to_bytes(&all_types_metadata(), &all_types_tensors());
     assert!(ours == std::fs::read(fixture("all-types.gguf")).unwrap());
 
@@ -237,7 +237,7 @@ fn a_file_can_be_edited_in_place() {
 }
 
 #[test]
-fn nothing_is_left_of_a_rewrite_that_is_cancelled() {
+fn a_cancelled_rewrite_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = GgufFile::open(fixture("all-types.gguf"), LoadMode::Read).unwrap();
     let options = LoadOptions {
@@ -250,7 +250,7 @@ fn nothing_is_left_of_a_rewrite_that_is_cancelled() {
 }
 
 #[test]
-fn data_comes_in_pieces_of_any_size() {
+fn the_writer_accepts_data_in_chunks_of_any_size() {
     let tensors = all_types_tensors();
     let whole = to_bytes(&all_types_metadata(), &tensors);
     for piece in [1, 3, 64, 1000] {
@@ -267,7 +267,7 @@ fn data_comes_in_pieces_of_any_size() {
 }
 
 #[test]
-fn a_writer_refuses_what_does_not_fit() {
+fn the_writer_refuses_data_of_the_wrong_size() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     let specs = || {
@@ -346,7 +346,7 @@ proptest! {
     /// Written data is read back: any keys, strings of any bytes, tensors of any type, any
     /// alignment.
     #[test]
-    fn what_is_written_is_read_back(
+    fn written_files_are_read_back(
         keys in prop::collection::btree_map("[^\0]{1,12}",
             prop::collection::vec(any::<u8>(), 0..20), 0..6),
         strings in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..6), 0..6),

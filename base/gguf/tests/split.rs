@@ -18,7 +18,7 @@ fn fixture(no: u32) -> PathBuf {
 }
 
 #[test]
-fn a_model_is_opened_from_any_of_its_parts() {
+fn a_split_model_opens_from_any_of_its_files() {
     for (no, mode) in [(1, LoadMode::Mmap), (2, LoadMode::Read)] {
         let file = GgufFile::open(fixture(no), mode).unwrap();
         assert_eq!(file.path(), fixture(1));
@@ -56,7 +56,7 @@ impl Files for Parts {
 }
 
 #[test]
-fn all_parts_come_from_the_files_that_were_given() {
+fn all_split_files_come_from_the_given_file_source() {
     let parts = Parts([1, 2].map(|no| std::fs::read(fixture(no)).unwrap()));
     for no in [1, 2] {
         let name = fixture(no).file_name().unwrap().to_owned();
@@ -66,7 +66,7 @@ fn all_parts_come_from_the_files_that_were_given() {
 }
 
 #[test]
-fn headers_of_all_parts_are_opened_without_the_data_behind_them() {
+fn split_headers_open_without_the_tensor_data() {
     let dir = tempfile::tempdir().unwrap();
     for no in [1, 2] {
         // Padding, and the last four bytes of data.
@@ -83,7 +83,7 @@ fn headers_of_all_parts_are_opened_without_the_data_behind_them() {
 }
 
 #[test]
-fn a_rewrite_joins_the_parts() {
+fn a_rewrite_joins_split_files() {
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("joined.gguf");
     let file = GgufFile::open(fixture(1), LoadMode::Mmap).unwrap();
@@ -137,7 +137,7 @@ fn refused(parts: &[Vec<u8>], file: &str, words: &str) {
 }
 
 #[test]
-fn parts_that_do_not_fit_together_are_refused() {
+fn mismatched_split_files_are_refused() {
     let (first, second) = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf");
     let a = || part(0, 2, 2, "llama", "a");
     let dir = folder(&[a(), part(1, 2, 2, "llama", "b")]);
@@ -189,7 +189,7 @@ fn parts_that_do_not_fit_together_are_refused() {
 }
 
 #[test]
-fn a_part_under_another_name_is_refused() {
+fn a_renamed_split_file_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, part(0, 2, 2, "llama", "a")).unwrap();

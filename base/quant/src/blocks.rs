@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_lengths_are_those_of_the_dtypes() {
+    fn block_sizes_and_lengths_match_the_dtypes() {
         matches_dtype::<BlockQ4_0>();
         matches_dtype::<BlockQ4_1>();
         matches_dtype::<BlockQ5_0>();

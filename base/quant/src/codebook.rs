@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn signs_are_even() {
+    fn sign_groups_have_even_parity() {
         for stored in 0..1 << 14 {
             let signs = even_signs(stored | stored << 14).to_le_bytes();
             for (i, signs) in signs.into_iter().enumerate() {

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn f16_is_the_nearest_number() {
+    fn f16_conversion_rounds_to_nearest() {
         let check = |bits: u32| {
             let x = f32::from_bits(bits);
             let expected = if x.is_nan() {

@@ -36,7 +36,7 @@ pub(crate) struct Neighbours<const D: usize, const V: usize> {
 const EXACT: u16 = 1 << 15;
 
 /// Points near a key.
-pub(crate) enum Near<'a> {
+pub(crate) enum NearbyPoints<'a> {
     /// Number of the point with exactly the key's codes.
     Exact(u16),
     /// Numbers of the nearest points, if there is no exact one. Never empty.
@@ -125,10 +125,10 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
 
     /// Returns the points near `key`, whose digits are below `V`.
     #[inline(always)]
-    pub(crate) fn at(&self, key: usize) -> Near<'_> {
+    pub(crate) fn at(&self, key: usize) -> NearbyPoints<'_> {
         match self.near[self.starts[key] as usize..self.starts[key + 1] as usize] {
-            [point] if point & EXACT != 0 => Near::Exact(point & !EXACT),
-            ref around => Near::Around(around),
+            [point] if point & EXACT != 0 => NearbyPoints::Exact(point & !EXACT),
+            ref around => NearbyPoints::Around(around),
         }
     }
 
@@ -189,7 +189,7 @@ impl<const D: usize, const V: usize> Neighbours<D, V> {
 mod tests {
     use super::*;
 
-    fn lists_are_those_of_all_points_sorted<const D: usize, const V: usize>(
+    fn check_lists_against_sorted_points<const D: usize, const V: usize>(
         grid: &[[i8; D]],
         values: &[i8; V],
         shells: usize,
@@ -208,11 +208,11 @@ mod tests {
                 .collect();
             sorted.sort();
             match made.at(key) {
-                Near::Exact(point) => {
+                NearbyPoints::Exact(point) => {
                     assert_eq!(sorted[0], (0, point));
                     assert_eq!(made.codes(point).map(usize::from), of_key);
                 }
-                Near::Around(around) => {
+                NearbyPoints::Around(around) => {
                     let mut distances: Vec<usize> = sorted.iter().map(|p| p.0).collect();
                     distances.dedup();
                     assert_ne!(distances[0], 0);
@@ -225,12 +225,12 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "slow, and nothing but numbers")]
-    fn nearest_points_are_near() {
-        lists_are_those_of_all_points_sorted(&IQ1_GRID, &IQ1_VALUES, 3, &IQ1);
-        lists_are_those_of_all_points_sorted(&IQ2_XXS_GRID, &IQ2_VALUES, 2, &IQ2_XXS);
-        lists_are_those_of_all_points_sorted(&IQ2_XS_GRID, &IQ2_VALUES, 2, &IQ2_XS);
-        lists_are_those_of_all_points_sorted(&IQ2_S_GRID, &IQ2_VALUES, 1, &IQ2_S);
-        lists_are_those_of_all_points_sorted(&IQ3_XXS_GRID, &IQ3_XXS_VALUES, 2, &IQ3_XXS);
-        lists_are_those_of_all_points_sorted(&IQ3_S_GRID, &IQ3_S_VALUES, 3, &IQ3_S);
+    fn neighbour_lists_hold_the_nearest_points() {
+        check_lists_against_sorted_points(&IQ1_GRID, &IQ1_VALUES, 3, &IQ1);
+        check_lists_against_sorted_points(&IQ2_XXS_GRID, &IQ2_VALUES, 2, &IQ2_XXS);
+        check_lists_against_sorted_points(&IQ2_XS_GRID, &IQ2_VALUES, 2, &IQ2_XS);
+        check_lists_against_sorted_points(&IQ2_S_GRID, &IQ2_VALUES, 1, &IQ2_S);
+        check_lists_against_sorted_points(&IQ3_XXS_GRID, &IQ3_XXS_VALUES, 2, &IQ3_XXS);
+        check_lists_against_sorted_points(&IQ3_S_GRID, &IQ3_S_VALUES, 3, &IQ3_S);
     }
 }

@@ -282,7 +282,7 @@ mod tests {
         }
 
         #[test]
-        fn the_search_never_loses_more(x in prop::array::uniform32(-1.0f32..1.0)) {
+        fn the_scale_search_never_increases_the_loss(x in prop::array::uniform32(-1.0f32..1.0)) {
             // Compares with the plain scale by the exact decoded values.
             let loss = |block: BlockIq4Nl| {
                 let mut out = [0.0; 32];

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_of_chance_have_the_size_asked_for() {
+    fn random_blocks_have_the_requested_magnitude() {
         for dtype in DType::all().filter(|&dtype| crate::can_decode(dtype)) {
             let mut state = 1u64;
             let next = || {

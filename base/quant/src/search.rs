@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn roundings_of_nonsense_give_zero() {
+    fn rounding_nan_and_huge_values_gives_zero() {
         for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30] {
             assert_eq!(round_code(x), 0);
             assert_eq!(truncate_code(x), 0);

@@ -6,7 +6,7 @@
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
-use crate::neighbours::{self, LANES, Lanes, Near};
+use crate::neighbours::{self, LANES, Lanes, NearbyPoints};
 use crate::quantize::Quantize;
 use crate::search::{greater, max_abs, nearest};
 
@@ -88,8 +88,8 @@ impl<const G: usize> GroupFit<G> {
         for i in 0..G {
             let key = codes[i].iter().rev().fold(0, |key, code| 3 * key + code);
             fit.points[i] = match grid.at(key) {
-                Near::Exact(point) => point,
-                Near::Around(around) => {
+                NearbyPoints::Exact(point) => point,
+                NearbyPoints::Around(around) => {
                     is_exact = false;
                     let values = values(fit.lowered[i]);
                     let losses = grid.losses(&x[i], &weights[i], &values, &[fit.scale; LANES]);

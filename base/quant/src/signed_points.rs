@@ -8,7 +8,7 @@
 
 use crate::blocks::*;
 use crate::float::f32_to_f16;
-use crate::neighbours::{self, LANES, Lanes, Near, Neighbours, PLACES};
+use crate::neighbours::{self, LANES, Lanes, NearbyPoints, Neighbours, PLACES};
 use crate::quantize::Quantize;
 use crate::search::{NEGLIGIBLE, fit_positive, greater, nearest};
 use half::f16;
@@ -32,7 +32,7 @@ struct Search {
     /// Difference of the value of the largest element from scale to scale.
     step: f32,
     /// Points that are chosen again with the best scale.
-    again: Again,
+    again: PointSubset,
     /// Final factor of the scale of the scales, which reduces losses.
     correction: f32,
 }
@@ -46,7 +46,7 @@ enum First {
 }
 
 /// Some points of a group.
-enum Again {
+enum PointSubset {
     All,
     /// All points, if one of them is not exactly the rounded elements.
     AllOrNone,
@@ -117,7 +117,7 @@ fn choose_points<const D: usize, const V: usize>(
         }
     }
     let near = keys.map(|key| neighbours.at(key as usize));
-    let exact = std::array::from_fn(|lane| matches!(near[lane], Near::Exact(_)));
+    let exact = std::array::from_fn(|lane| matches!(near[lane], NearbyPoints::Exact(_)));
     let losses = match exact {
         [true, true, true, true] => [[0.0; LANES]; PLACES],
         _ => {
@@ -132,8 +132,8 @@ fn choose_points<const D: usize, const V: usize>(
         let same = keys[lane..].iter().take_while(|&&key| key == keys[lane]);
         let run = lane..lane + same.count();
         match near[lane] {
-            Near::Exact(point) => points[run.clone()].fill(point),
-            Near::Around(around) => {
+            NearbyPoints::Exact(point) => points[run.clone()].fill(point),
+            NearbyPoints::Around(around) => {
                 let best = neighbours.best(around, &losses);
                 points[run.clone()].copy_from_slice(&best[run.clone()]);
             }
@@ -253,7 +253,7 @@ impl Search {
         }
         let loss_weights = weights.map(|weights| weights.map(f32::sqrt));
         let mut points = [0; G];
-        let mut exact = [!matches!(self.again, Again::AllOrNone); G];
+        let mut exact = [!matches!(self.again, PointSubset::AllOrNone); G];
 
         let mut gain = 0.0;
         let tries = i16::from(self.tries);
@@ -282,9 +282,9 @@ impl Search {
 
         let is_exact = exact == [true; G];
         let again = match self.again {
-            Again::All => [true; G],
-            Again::AllOrNone => [!is_exact; G],
-            Again::Inexact => exact.map(|exact| !exact),
+            PointSubset::All => [true; G],
+            PointSubset::AllOrNone => [!is_exact; G],
+            PointSubset::Inexact => exact.map(|exact| !exact),
         };
         if scale > 0.0 && again.contains(&true) {
             let (scales, inverses) = ([scale; LANES], [1.0 / scale; LANES]);
@@ -326,7 +326,7 @@ const IQ2: Search = Search {
     first: First::Largest,
     tries: 9,
     step: 0.1,
-    again: Again::Inexact,
+    again: PointSubset::Inexact,
     correction: 1.0,
 };
 
@@ -342,7 +342,7 @@ impl Quantize for BlockIq2Xxs {
         const SEARCH: Search = Search {
             first: First::Fitted,
             tries: 6,
-            again: Again::All,
+            again: PointSubset::All,
             ..IQ2
         };
         let chosen: Chosen<4, 8> = SEARCH.choose(&neighbours::IQ2_XXS, x, importance);
@@ -421,7 +421,7 @@ impl Quantize for BlockIq3S {
         const SEARCH: Search = Search {
             signs_are_even: false,
             negligible: f32::from_bits(1), // only zeros
-            again: Again::AllOrNone,
+            again: PointSubset::AllOrNone,
             correction: 1.033,
             ..IQ3
         };

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_of_eight_bits_are_found_again() {
+    fn eight_bit_scales_round_trip() {
         for x in (1..15 << 3).chain([0x7e]) {
             assert_eq!(ue4m3(2.0 * ue4m3_half(x)), x);
             assert!(ue4m3_half(x) > ue4m3_half(x - 1));

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_all_kinds_are_read() {
+    fn elements_of_every_type_are_read() {
         let layout = |dtype, n| Layout::contiguous(dtype, [n, 1, 1, 1]).unwrap();
         assert_eq!(rows(&layout(DType::I8, 2), &[1, 255]), [[1.0, -1.0]]);
         assert_eq!(rows(&layout(DType::I16, 1), &[254, 255]), [[-2.0]]);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_an_error() {
+    fn missing_rows_and_bytes_are_an_error() {
         let layout = Layout::contiguous(DType::F32, [3, 2, 1, 1]).unwrap();
         let mut reader = RowReader::default();
         assert!(reader.read(&layout, &[0; 24], 2).is_err());

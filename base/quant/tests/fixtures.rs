@@ -119,7 +119,7 @@ fn quantizes_byte_for_byte_as_ggml() {
 
 #[test]
 #[cfg_attr(miri, ignore = "slow, and nothing but numbers")]
-fn points_for_odd_rows_are_those_of_ggml() {
+fn odd_rows_quantize_as_in_ggml() {
     let numbers = floats(&fixture("quantize", "odd-rows"));
     let (rows, importance) = numbers.split_at(numbers.len() / 2);
     let mut seen = 0;

@@ -31,7 +31,7 @@ const TYPES: [(ThereAndBack, f32); 7] = [
 
 #[test]
 #[cfg_attr(miri, ignore = "slow, and nothing but numbers")]
-fn errors_are_small_with_and_without_an_importance() {
+fn quantization_errors_are_small_with_and_without_importance() {
     let mut state = 1u32;
     let x = std::array::from_fn(|_| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -68,7 +68,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 0 } else { 64 }))]
 
     #[test]
-    fn any_numbers_give_a_block(
+    fn any_floats_encode_to_a_valid_block(
         odd in prop::collection::vec(odd_number(), 256),
         weights in prop::collection::vec(prop_oneof![Just(0.0), Just(f32::MAX), 0.0f32..1.0], 256),
         tame in 0usize..=256,

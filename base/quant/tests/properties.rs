@@ -109,7 +109,7 @@ fn f64_rows_are_rounded_once() {
 }
 
 #[test]
-fn zeros_stay_zeros() {
+fn zeros_decode_to_zeros() {
     for (dtype, _) in LIMITS {
         let y = decode(dtype, &encode(dtype, &[0.0; ROW]));
         assert!(y.iter().all(|&v| v == 0.0), "{dtype}");
@@ -141,7 +141,7 @@ proptest! {
     }
 
     #[test]
-    fn few_odd_numbers_among_tame_ones_encode(
+    fn rows_with_a_few_extreme_floats_encode(
         mut x in prop::collection::vec(-1.0f32..1.0, ROW),
         odd in prop::collection::vec((0..ROW, prop::num::f32::ANY), 1..4),
     ) {
@@ -166,7 +166,7 @@ proptest! {
     }
 
     #[test]
-    fn encoding_what_was_decoded_changes_nothing(
+    fn encoding_is_idempotent(
         x in prop::collection::vec(-1.0f32..1.0, ROW),
         exponent in -6i32..7,
     ) {

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_do_not_wait_for_each_other() {
+    fn concurrent_callers_do_not_block_each_other() {
         let pool = Pool::new(3, 2);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_finds_the_pool_busy_is_done_by_its_caller() {
+    fn the_caller_runs_the_job_if_the_pool_is_busy() {
         let (done, is_done) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let pool = Pool::new(2, 2);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn all_stop_at_the_same_barrier() {
+    fn all_workers_stop_at_the_same_barrier() {
         let pool = Pool::new(4, 2);
         for _ in rounds(500) {
             let passed = AtomicUsize::new(0);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_has_as_many_threads_as_it_asks_for() {
+    fn a_job_gets_the_requested_number_of_threads() {
         let pool = Pool::new(4, 2);
         for round in rounds(300) {
             for threads in [1, 3, 2, 4, 9, 0, 2] {
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_an_error_and_the_pool_lives_on() {
+    fn a_panic_is_an_error_and_the_pool_stays_usable() {
         let pool = Pool::new(2, 2);
         for guilty in [0, 1] {
             let outcome = pool.run(&|worker, _: &Team| assert_ne!(worker, guilty, "expected"));
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_worker_that_panicked() {
+    fn workers_do_not_wait_for_a_panicked_worker() {
         let (done, is_done) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let pool = Pool::new(3, 2);
@@ -547,7 +547,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn one_job_after_the_other() {
+    fn consecutive_jobs_run_on_all_workers() {
         let jobs: fn(&Pool) = |pool| {
             assert_eq!(job(pool), 2);
             assert_eq!(job(pool), 2);
@@ -556,7 +556,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn who_has_no_part_in_a_job_sleeps_on() {
+    fn workers_outside_a_job_stay_asleep() {
         let jobs: fn(&Pool) = |pool| {
             let size = AtomicUsize::new(0);
             pool.run_with(2, &|worker, _| {
@@ -576,7 +576,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn a_pool_is_paused_and_resumed_beside_a_job() {
+    fn a_pool_can_pause_and_resume_during_a_job() {
         let pause: fn(&Pool) = |pool| {
             pool.pause();
             pool.resume();
@@ -594,7 +594,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn a_worker_that_panics_ends_the_job_and_no_more() {
+    fn a_worker_panic_ends_only_its_job() {
         let panics: fn(&Pool) = |pool| {
             let outcome = pool.run(&|worker, team| {
                 // Panics without a message.

@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masks_and_ranges_are_read() {
+    fn cpu_masks_and_ranges_are_parsed() {
         let mask = |text: &str| CpuSet::parse_mask(text).map(|set| set.to_string());
         assert_eq!(mask("0xF1"), Ok("0, 4-7".into()));
         assert_eq!(mask("3"), Ok("0-1".into()));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn polling_levels() {
+    fn polling_levels_map_to_spin_counts() {
         assert_eq!(spins(0), 0);
         assert_eq!(spins(50), SPINS);
         assert_eq!(spins(55), 2 * SPINS);
@@ -448,7 +448,7 @@ mod tests {
         }
 
         #[test]
-        fn threads_run_where_they_are_told() {
+        fn threads_are_pinned_as_configured() {
             let allowed = CpuSet::allowed().unwrap();
             let last = allowed.iter().last().unwrap();
             let cpus = CpuSet::from_iter([last]);
@@ -476,7 +476,7 @@ mod tests {
         }
 
         #[test]
-        fn processors_that_nobody_has_are_an_error() {
+        fn missing_processors_are_an_error() {
             let missing = (0..MAX_PROCESSORS)
                 .rev()
                 .find(|&cpu| !CpuSet::allowed().unwrap().iter().any(|known| known == cpu));

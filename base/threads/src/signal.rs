@@ -60,7 +60,7 @@ mod loom_tests {
     use loom::sync::Arc;
 
     #[test]
-    fn nobody_sleeps_through_a_signal() {
+    fn every_signal_wakes_its_waiters() {
         for spins in [0, 1] {
             let mut model = loom::model::Builder::new();
             model.preemption_bound = Some(3);

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_given_out_in_smaller_and_smaller_parts_but_not_too_small_ones() {
+    fn work_chunks_shrink_down_to_the_minimum_size() {
         let team = Team::new(2, 0);
         let take = |units, least, most| {
             let mut parts = Vec::new();
@@ -172,7 +172,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn what_was_done_before_a_barrier_is_seen_behind_it() {
+    fn writes_before_a_barrier_are_visible_after_it() {
         for spins in [0, 1] {
             all_orders(spins, |_, team, done| {
                 for phase in 0..2 {
@@ -191,7 +191,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn all_stop_at_the_same_barrier() {
+    fn all_workers_stop_at_the_same_barrier() {
         for spins in [0, 1] {
             all_orders(spins, |worker, team, _| {
                 assert!(team.barrier());
@@ -205,7 +205,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_worker_that_gave_up() {
+    fn workers_do_not_wait_for_an_abandoned_worker() {
         for spins in [0, 1] {
             all_orders(spins, |worker, team, _| {
                 if worker == 1 {

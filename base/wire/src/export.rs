@@ -107,7 +107,7 @@ mod tests {
 
     /// Checks the parameter words, because ggml's kernel uses these, not the shapes.
     #[test]
-    fn convolutions_say_how_many_images_there_are() {
+    fn convolution_parameters_include_the_image_count() {
         let mut g = Graph::new();
         let kernel = g.input("kernel", DType::F32, [3, 2, 2, 6]).unwrap();
         let images = g.input("images", DType::F32, [9, 8, 7, 4]).unwrap();

@@ -96,9 +96,9 @@ impl Field<Window> for Windows {
 }
 
 /// Padding after the elements, of circular padding, which a word marks.
-pub struct Circular;
+pub struct CircularPadding;
 
-impl Field<Shape> for Circular {
+impl Field<Shape> for CircularPadding {
     fn write(&self, after: Shape, words: &mut Words) -> Result<(), UnsupportedConversion> {
         words[8] = 1;
         Sizes([1, 3, 5, 7]).write(after, words)
@@ -165,9 +165,9 @@ impl Field<Interpolation> for Scaling {
 }
 
 /// A 64-bit number in this word and the next.
-pub struct Long(pub usize);
+pub struct WideField(pub usize);
 
-impl Field<usize> for Long {
+impl Field<usize> for WideField {
     fn write(&self, value: usize, words: &mut Words) -> Result<(), UnsupportedConversion> {
         let [a, b, c, d, e, f, g, h] = (value as u64).to_ne_bytes();
         words[self.0] = i32::from_ne_bytes([a, b, c, d]);
@@ -271,9 +271,9 @@ pub const fn order_at(at: usize) -> OneOf<SortOrder> {
 }
 
 /// Pairs of elements for rotary positions: in word 2, with sections from word 11 on.
-struct Turning;
+struct RopeFieldPairs;
 
-impl Field<RopeMode> for Turning {
+impl Field<RopeMode> for RopeFieldPairs {
     fn write(&self, mode: RopeMode, words: &mut Words) -> Result<(), UnsupportedConversion> {
         words[2] = match mode {
             RopeMode::Normal => rope_mode::NORMAL,
@@ -380,7 +380,7 @@ pub struct RopeFields;
 impl Field<Rope> for RopeFields {
     fn write(&self, rope: Rope, words: &mut Words) -> Result<(), UnsupportedConversion> {
         Size(1).write(rope.dims, words)?;
-        Turning.write(rope.mode, words)?;
+        RopeFieldPairs.write(rope.mode, words)?;
         Size(4).write(rope.original_context, words)?;
         Float(5).write(rope.freq_base, words)?;
         Float(6).write(rope.freq_scale, words)?;
@@ -394,7 +394,7 @@ impl Field<Rope> for RopeFields {
     fn read(&self, tensor: &Description) -> Result<Rope, UnsupportedConversion> {
         Ok(Rope {
             dims: Size(1).read(tensor)?,
-            mode: Turning.read(tensor)?,
+            mode: RopeFieldPairs.read(tensor)?,
             original_context: Size(4).read(tensor)?,
             freq_base: Float(5).read(tensor)?,
             freq_scale: Float(6).read(tensor)?,

@@ -2,9 +2,9 @@
 //! directions.
 
 use crate::field::{
-    Bit, Circular, Field, Flag, Float, Function, GluField, Long, ResultRow, ResultRows,
-    ResultShape, ResultStrides, ResultType, RopeFields, Scaling, Shifts, Size, Sizes, Windows,
-    Words, order_at, pool_at, precision_at, triangle_at,
+    Bit, CircularPadding, Field, Flag, Float, Function, GluField, ResultRow, ResultRows,
+    ResultShape, ResultStrides, ResultType, RopeFields, Scaling, Shifts, Size, Sizes, WideField,
+    Windows, Words, order_at, pool_at, precision_at, triangle_at,
 };
 use crate::numbers::{MAX_OP_PARAMS, op};
 use crate::{Description, UnsupportedConversion};
@@ -88,7 +88,7 @@ conversions! {
     CPY => Cast { dtype: ResultType };
     CONT => Cont;
     RESHAPE => Reshape { shape: ResultShape };
-    VIEW => View { shape: ResultShape, strides: ResultStrides, offset: Long(0) };
+    VIEW => View { shape: ResultShape, strides: ResultStrides, offset: WideField(0) };
     PERMUTE => Permute { axes: Sizes([0, 1, 2, 3]) };
     TRANSPOSE => Transpose;
     GET_ROWS => GetRows;
@@ -101,7 +101,7 @@ conversions! {
     ROPE => Rope(rope: RopeFields);
     ROPE_BACK => RopeBack(rope: RopeFields);
     CLAMP => Clamp { min: Float(0), max: Float(1) };
-    PAD if is_circular => PadCircular { before: Sizes([0, 2, 4, 6]), after: Circular };
+    PAD if is_circular => PadCircular { before: Sizes([0, 2, 4, 6]), after: CircularPadding };
     PAD => Pad { before: Sizes([0, 2, 4, 6]), after: Sizes([1, 3, 5, 7]) };
     ARANGE => Arange { start: Float(0), stop: Float(1), step: Float(2) };
     ARGSORT => ArgSort { order: order_at(0) };
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn the_round_trip_has_every_entry() {
+    fn the_round_trip_covers_every_table_entry() {
         let tried: BTreeSet<OpKind> = all().iter().map(|(op, _)| op.kind()).collect();
         let cpy = OpKind::Cpy; // tested separately
         for (_, kind) in TABLE {
@@ -488,7 +488,7 @@ mod tests {
 
     /// Compares with numbers from upstream's enumerations and parameter slots.
     #[test]
-    fn numbers_are_those_of_upstream() {
+    fn encoded_numbers_match_upstream() {
         let unary = |unary| encode(&Op::Unary(unary)).unwrap().params[0];
         assert_eq!(
             [Unary::Abs, Unary::Silu, Unary::SoftPlus, Unary::Trunc].map(unary),
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_things_have_reasons() {
+    fn unknown_operations_are_refused_with_reasons() {
         let mut tensor = Description::default();
         for number in [62, 75, 78, op::COUNT, u32::MAX] {
             tensor.op = number;

@@ -148,7 +148,7 @@ fn byte_level_bpe() {
 }
 
 #[test]
-fn bpe_on_text_as_it_is() {
+fn bpe_on_raw_text() {
     all(
         |texts| {
             vec![

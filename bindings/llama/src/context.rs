@@ -240,8 +240,8 @@ fn make(handle: *mut Opaque, params: &ContextParams) -> Outcome<*mut Opaque> {
         let all = n_ctx_seq.checked_mul(n_seq_max);
         n_ctx = all.ok_or_else(|| Failure::new("n_ctx is too large"))?;
     }
-    let sees_later = model.spec().is_some_and(|spec| spec.sees_later());
-    let n_batch = if sees_later {
+    let is_bidirectional = model.spec().is_some_and(|spec| spec.is_bidirectional());
+    let n_batch = if is_bidirectional {
         params.n_batch
     } else {
         params.n_batch.min(n_ctx)
@@ -284,7 +284,7 @@ fn make(handle: *mut Opaque, params: &ContextParams) -> Outcome<*mut Opaque> {
     if let Some(engine) = engine {
         let spec = engine.spec();
         let wants = params.attention_type;
-        if wants == 1 && !spec.sees_later() || wants == 0 && spec.sees_later() {
+        if wants == 1 && !spec.is_bidirectional() || wants == 0 && spec.is_bidirectional() {
             log::line(
                 Level::Warn,
                 "llama_init_from_model: attention_type is the model's own; another one is not supported",
@@ -424,8 +424,8 @@ export! {
     /// Sets causal or bidirectional attention: only the model's own setting is supported.
     fn llama_set_causal_attn(handle: *mut Opaque, causal: Flag), or (); {
         let context = context(handle)?;
-        let sees_later = context.model.spec().is_some_and(|spec| spec.sees_later());
-        if causal.is_on() == sees_later {
+        let is_bidirectional = context.model.spec().is_some_and(|spec| spec.is_bidirectional());
+        if causal.is_on() == is_bidirectional {
             Err(Failure::unsupported("another attention than the model's"))
         } else {
             Ok(())
@@ -434,7 +434,7 @@ export! {
 
     /// Returns whether attention is causal.
     fn llama_get_causal_attn(handle: *const Opaque) -> bool, or true; {
-        Ok(!context(handle)?.model.spec().is_some_and(|spec| spec.sees_later()))
+        Ok(!context(handle)?.model.spec().is_some_and(|spec| spec.is_bidirectional()))
     }
 
     /// Enables or disables warmup, which has no effect.

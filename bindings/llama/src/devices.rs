@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_those_that_are_named() {
+    fn named_devices_are_selected() {
         assert_eq!(names(&named(&["CPU"])).0, ["cpu"]);
         assert_eq!(names(&named(&[])).0, ["cpu"]);
         assert_eq!(names(&named(&["Reference", "CPU"])).0, ["reference", "cpu"]);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_tensors_is_that_of_its_device() {
+    fn tensor_overrides_select_devices() {
         let mut wanted = named(&[]);
         wanted.overrides = [
             ("ffn_.*", "reference"),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_divided_as_is_said() {
+    fn layers_are_split_as_configured() {
         let mut wanted = named(&["reference", "blas"]);
         wanted.n_gpu_layers = 3;
         wanted.split = vec![0.0; MAX_DEVICES];

@@ -216,14 +216,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_that_panics_or_fails_gives_what_the_header_says() {
+    fn failing_calls_return_the_documented_error_value() {
         assert_eq!(run("f", 7, || Ok(1)), 1);
         assert_eq!(run("f", 7, || Err(Failure::new("no"))), 7);
         assert_eq!(run("f", 7, || panic!("this is the test's")), 7);
     }
 
     #[test]
-    fn texts_are_cut_to_the_room_and_arrays_are_checked() {
+    fn strings_are_truncated_and_arrays_are_checked() {
         let mut buffer = [1u8; 4];
         // SAFETY: the buffer has at least this size.
         let length = unsafe { print(b"abcd", buffer.as_mut_ptr().cast(), 3) };

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_is_never_given_twice() {
+    fn handles_are_never_reused() {
         let handles = Handles::new("thing");
         let first: *mut u8 = handles.add(1);
         assert_eq!(

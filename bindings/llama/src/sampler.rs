@@ -10,7 +10,7 @@ mod own;
 
 use crate::entry::{Failure, Outcome, array_mut, export};
 use crate::layout::{DEFAULT_SEED, Sampler, SamplerI, TOKEN_NULL, TokenData, TokenDataArray};
-use own::{OWN, Own};
+use own::{NativeSampler, OWN};
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, PoisonError};
@@ -42,7 +42,7 @@ fn structure(iface: *const SamplerI, ctx: *mut c_void) -> *mut Sampler {
 }
 
 /// Creates a sampler of this library.
-fn make(own: Own) -> *mut Sampler {
+fn make(own: NativeSampler) -> *mut Sampler {
     structure(&own::TABLE, OWN.add(own))
 }
 
@@ -88,7 +88,7 @@ unsafe fn table(sampler: *const Sampler) -> Outcome<SamplerI> {
 ///
 /// # Safety
 /// See [`read`].
-unsafe fn own(sampler: *const Sampler) -> Outcome<Option<std::sync::Arc<Own>>> {
+unsafe fn own(sampler: *const Sampler) -> Outcome<Option<std::sync::Arc<NativeSampler>>> {
     // SAFETY: guaranteed by the caller.
     let Sampler { iface, ctx } = unsafe { read(sampler) }?;
     if std::ptr::eq(iface, &own::TABLE) {

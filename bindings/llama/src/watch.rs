@@ -9,7 +9,7 @@ use crate::devices::function;
 use crate::layout::{EvalCallback, GgmlTensor};
 use bytemuck::{Pod, Zeroable};
 use samite_core::{Graph, Layout, Node, TensorId};
-use samite_llm::{Seen, Watcher};
+use samite_llm::{WatchedResult, Watcher};
 use samite_sched::Watch;
 use samite_wire::Description;
 use samite_wire::export::{bare, describe};
@@ -31,7 +31,7 @@ struct HostValue {
 }
 
 impl HostValue {
-    fn from_seen(seen: &Seen<'_>) -> Result<Self, samite_core::Error> {
+    fn from_seen(seen: &WatchedResult<'_>) -> Result<Self, samite_core::Error> {
         let layout = *seen.value.layout();
         let bytes = layout.bytes();
         let mut blocks = Vec::new();
@@ -136,13 +136,13 @@ struct WatchedNodes {
 }
 
 /// The caller's callback.
-struct Caller {
+struct CallerCallback {
     callback: unsafe extern "C" fn(*mut c_void, bool, *mut c_void) -> bool,
     data: usize,
     asked: Mutex<WatchedNodes>,
 }
 
-impl Caller {
+impl CallerCallback {
     fn lock(&self) -> MutexGuard<'_, WatchedNodes> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -210,7 +210,7 @@ impl Caller {
         is_selected || asked.operands.contains(&id)
     }
 
-    fn see(&self, seen: &Seen<'_>) -> Result<Watch, samite_core::Error> {
+    fn see(&self, seen: &WatchedResult<'_>) -> Result<Watch, samite_core::Error> {
         let mut asked = self.lock();
         let id = seen.node.id();
         asked.values.insert(id, HostValue::from_seen(seen)?);
@@ -232,7 +232,7 @@ impl Caller {
 
 /// Returns a watcher that shows nodes to a caller's function, if there is one.
 pub fn watcher(callback: EvalCallback, data: *mut c_void) -> Option<Watcher> {
-    let caller = Arc::new(Caller {
+    let caller = Arc::new(CallerCallback {
         callback: callback?,
         data: data.expose_provenance(),
         asked: Mutex::default(),

@@ -20,7 +20,7 @@ fn written(size: usize, call: impl Fn(*mut c_char, usize) -> i32) -> (i32, Strin
 }
 
 #[test]
-fn values_of_files_are_texts() {
+fn metadata_values_are_returned_as_strings() {
     let model = load();
     let value = |key: &CStr, size| {
         written(size, |buffer, size| {
@@ -57,7 +57,7 @@ fn values_of_files_are_texts() {
 }
 
 #[test]
-fn numbers_are_those_of_the_file() {
+fn model_parameters_match_the_file() {
     let model = load();
     let file = samite_gguf::GgufFile::from_static("stories", samite_stories::MODEL).unwrap();
     let of_file = |key: &str| {
@@ -140,7 +140,7 @@ fn numbers_are_those_of_the_file() {
 }
 
 #[test]
-fn kinds_of_memory_are_known_by_models() {
+fn models_report_recurrent_and_hybrid_memory() {
     let folder = tempfile::tempdir().unwrap();
     for (name, recurrent, hybrid) in [
         ("mamba", true, false),
@@ -183,7 +183,7 @@ fn kinds_of_memory_are_known_by_models() {
 }
 
 #[test]
-fn sequences_are_copied_moved_and_kept() {
+fn sequences_can_be_copied_shifted_and_retained() {
     let model = load();
     let context = context(model, |params| params.n_seq_max = 3);
     let ends = |sequence: i32| {
@@ -229,7 +229,7 @@ fn logits(context: *mut Opaque) -> Vec<f32> {
 }
 
 #[test]
-fn adapters_and_directions_change_what_comes_and_can_be_taken_away() {
+fn adapters_and_control_vectors_apply_and_can_be_removed() {
     let folder = tempfile::tempdir().unwrap();
     let synthetic = SyntheticModel::tiny("llama");
     let [path, lora] = ["model", "lora"].map(|name| folder.path().join(name));
@@ -292,7 +292,7 @@ fn adapters_and_directions_change_what_comes_and_can_be_taken_away() {
 }
 
 #[test]
-fn pieces_lose_as_many_spaces_as_they_are_told() {
+fn token_pieces_strip_the_requested_spaces() {
     let model = load();
     let tokens = tokenize(model, "a time");
     let piece = |token: i32, room: i32, strip: i32, special: bool| {
@@ -331,7 +331,7 @@ fn pieces_lose_as_many_spaces_as_they_are_told() {
 }
 
 #[test]
-fn candidates_without_a_sampler_are_all_tokens() {
+fn without_a_sampler_all_tokens_are_candidates() {
     let model = load();
     let context = context(model, |_| {});
     let vocabulary = call!(llama_model_get_vocab(model => *const Opaque) -> *const Opaque);
@@ -346,12 +346,12 @@ fn candidates_without_a_sampler_are_all_tokens() {
 }
 
 #[test]
-fn parameters_that_change_nothing_are_reported() {
+fn ignored_parameters_are_reported() {
     listen_to_all();
     let model = load();
     context(model, |_| {});
     let rotations = "other rotations than the model's";
-    assert!(!was_said(rotations));
+    assert!(!was_logged(rotations));
     context(model, |params| params.yarn_ext_factor = 0.5);
-    assert!(was_said(rotations));
+    assert!(was_logged(rotations));
 }

@@ -172,7 +172,7 @@ type With<S> =
 fn call_any(
     function: *mut c_void,
     kinds: &[Kind],
-    chance: &mut Chance,
+    buggify: &mut Chance,
     objects: &Mutex<Objects>,
 ) -> usize {
     let (mut words, mut reals) = ([0usize; 8], [0f32; 4]);
@@ -181,8 +181,8 @@ fn call_any(
         let word = match kind {
             Kind::Handle => {
                 let objects = objects.lock().unwrap();
-                let known = chance.one(&objects.handles);
-                chance.one(&[
+                let known = buggify.one(&objects.handles);
+                buggify.one(&[
                     0,
                     known,
                     known,
@@ -196,13 +196,13 @@ fn call_any(
             }
             Kind::Sampler => {
                 let objects = objects.lock().unwrap();
-                let known = chance.one(&objects.samplers);
-                chance.one(&[0, known, known, known])
+                let known = buggify.one(&objects.samplers);
+                buggify.one(&[0, known, known, known])
             }
             Kind::Pointer => 0,
-            Kind::Number => chance.number(),
+            Kind::Number => buggify.number(),
             Kind::Real => {
-                reals[n_reals] = chance.real();
+                reals[n_reals] = buggify.real();
                 n_reals += 1;
                 continue;
             }
@@ -237,7 +237,7 @@ fn call_any(
         },
         Some(Kind::Batch) => {
             let batch = Batch {
-                n_tokens: chance.one(&[0, 0, -1, i32::MIN]),
+                n_tokens: buggify.one(&[0, 0, -1, i32::MIN]),
                 token: std::ptr::null_mut(),
                 embd: std::ptr::null_mut(),
                 pos: std::ptr::null_mut(),
@@ -250,14 +250,14 @@ fn call_any(
         Some(Kind::Model) => with!(ModelParams, ModelParams::DEFAULT),
         Some(Kind::Context) => {
             let params = ContextParams {
-                n_ctx: chance.one(&[0, 1, 256, 512, u32::MAX]),
-                n_batch: chance.one(&[0, 1, 32, 512, u32::MAX]),
-                n_ubatch: chance.one(&[0, 1, 32, u32::MAX]),
-                n_seq_max: chance.one(&[0, 1, 2, 300, u32::MAX]),
-                n_threads: chance.one(&[1, 0, -1, i32::MAX]),
-                pooling_type: chance.one(&[-1, 0, 1, 4, 9, i32::MIN]),
-                type_k: chance.one(&[1, 0, 8, 99, -1]),
-                embeddings: chance.one(&[Flag::new(false), Flag::new(true)]),
+                n_ctx: buggify.one(&[0, 1, 256, 512, u32::MAX]),
+                n_batch: buggify.one(&[0, 1, 32, 512, u32::MAX]),
+                n_ubatch: buggify.one(&[0, 1, 32, u32::MAX]),
+                n_seq_max: buggify.one(&[0, 1, 2, 300, u32::MAX]),
+                n_threads: buggify.one(&[1, 0, -1, i32::MAX]),
+                pooling_type: buggify.one(&[-1, 0, 1, 4, 9, i32::MIN]),
+                type_k: buggify.one(&[1, 0, 8, 99, -1]),
+                embeddings: buggify.one(&[Flag::new(false), Flag::new(true)]),
                 ..ContextParams::DEFAULT
             };
             with!(ContextParams, params)
@@ -266,8 +266,8 @@ fn call_any(
             Embd,
             Embd {
                 data: std::ptr::null(),
-                n_rows: chance.number(),
-                n_embd: chance.number()
+                n_rows: buggify.number(),
+                n_embd: buggify.number()
             }
         ),
         Some(_) => {
@@ -279,7 +279,7 @@ fn call_any(
 }
 
 #[test]
-fn nothing_ends_the_process() {
+fn no_call_aborts_the_process() {
     let functions = functions();
     assert_eq!(
         functions.len(),
@@ -324,21 +324,21 @@ fn nothing_ends_the_process() {
         for thread in 0..8 {
             let (functions, objects) = (&functions, &objects);
             scope.spawn(move || {
-                let mut chance = Chance(samite_text::Rng::new(thread));
+                let mut buggify = Chance(samite_text::Rng::new(thread));
                 for _ in 0..6000 {
-                    let (name, kinds, result) = &functions[chance.0.below(functions.len())];
+                    let (name, kinds, result) = &functions[buggify.0.below(functions.len())];
                     if LEFT.contains(&&**name) {
                         continue;
                     }
                     if STRUCTURES.contains(&&**result) {
-                        let known = chance.one(&objects.lock().unwrap().handles);
+                        let known = buggify.one(&objects.lock().unwrap().handles);
                         match &**name {
                             "llama_perf_context" => {
                                 let handle = std::ptr::without_provenance(known);
                                 call!(llama_perf_context(handle => *const Opaque) -> PerfContext);
                             }
                             "llama_batch_init" => {
-                                let [a, b, c] = [(); 3].map(|()| chance.number() as i32);
+                                let [a, b, c] = [(); 3].map(|()| buggify.number() as i32);
                                 let batch =
                                     call!(llama_batch_init(a => i32, b => i32, c => i32) -> Batch);
                                 call!(llama_batch_free(batch => Batch));
@@ -347,17 +347,17 @@ fn nothing_ends_the_process() {
                         }
                         continue;
                     }
-                    let given = call_any(symbol(name), kinds, &mut chance, objects);
+                    let given = call_any(symbol(name), kinds, &mut buggify, objects);
                     let mut objects = objects.lock().unwrap();
                     if given != 0 && result == "*mut Sampler" && !name.ends_with("chain_get") {
-                        let at = chance.0.below(64);
+                        let at = buggify.0.below(64);
                         match objects.samplers.get_mut(at) {
                             Some(place) => *place = given,
                             None => objects.samplers.push(given),
                         }
                     }
                     if given != 0 && result == "*mut Opaque" {
-                        let at = chance.0.below(32);
+                        let at = buggify.0.below(32);
                         match objects.handles.get_mut(at) {
                             Some(place) => *place = given,
                             None => objects.handles.push(given),
@@ -374,9 +374,9 @@ fn nothing_ends_the_process() {
     assert_eq!(written.len(), 4);
     call!(llama_free(context => *mut Opaque));
     call!(llama_model_free(model => *mut Opaque));
-    assert!(was_said("was freed already") && was_said("is null"));
+    assert!(was_logged("was freed already") && was_logged("is null"));
     assert!(
-        !was_said("it panicked"),
+        !was_logged("it panicked"),
         "{:?}",
         SAID.lock()
             .unwrap()

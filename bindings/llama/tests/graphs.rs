@@ -36,7 +36,7 @@ fn logits(context: *mut Opaque, model: *mut Opaque) -> Vec<f32> {
 }
 
 #[test]
-fn embeddings_stand_in_the_place_of_tokens() {
+fn embedding_inputs_match_token_inputs() {
     let model = load();
     let mut tokens = tokenize(model, PROMPT);
     let (table, width) = matrix("token_embd.weight");
@@ -196,7 +196,7 @@ unsafe extern "C" fn look(tensor: *mut c_void, is_query: bool, data: *mut c_void
 }
 
 #[test]
-fn callers_see_nodes_and_what_products_are_made_of() {
+fn eval_callbacks_see_nodes_and_their_operands() {
     let model = load();
     let mut tokens = tokenize(model, PROMPT);
     let plain = context(model, |_| {});

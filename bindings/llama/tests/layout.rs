@@ -97,12 +97,12 @@ fn parse(text: &str) -> BTreeMap<String, usize> {
 
 #[test]
 #[cfg(target_pointer_width = "64")]
-fn structures_have_the_sizes_and_offsets_that_a_c_program_prints() {
+fn struct_sizes_and_offsets_match_the_c_compiler() {
     assert_eq!(ours(), parse(include_str!("layout/v0_5.txt")));
 }
 
 #[test]
-fn the_c_program_prints_what_the_file_has() {
+fn the_c_program_prints_the_recorded_layout() {
     let Some(sources) = std::env::var_os("SAMITE_TEST_LLAMA_HEADER") else {
         samite_testing::skipped(format_args!(
             "SAMITE_TEST_LLAMA_HEADER names no sources of llama.cpp"

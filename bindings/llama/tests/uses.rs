@@ -51,7 +51,7 @@ fn expected(count: usize) -> Vec<i32> {
 }
 
 #[test]
-fn a_text_is_that_of_the_engine() {
+fn generated_text_matches_the_engine() {
     let model = load();
     let context = context(model, |_| {});
     let prompt = tokenize(model, PROMPT);
@@ -103,7 +103,7 @@ fn a_text_is_that_of_the_engine() {
 }
 
 #[test]
-fn rows_are_those_that_were_asked_for_and_stay_where_they_are() {
+fn requested_logits_rows_have_stable_addresses() {
     let model = load();
     let context = context(model, |params| params.embeddings = Flag::new(false));
     let n_vocab = call!(llama_vocab_n_tokens(model => *const Opaque) -> i32) as usize;
@@ -207,7 +207,7 @@ unsafe extern "C" fn apply(_sampler: *mut Sampler, candidates: *mut TokenDataArr
 }
 
 #[test]
-fn chains_nest_to_a_limit() {
+fn sampler_chain_nesting_is_limited() {
     listen_to_all();
     let new = || call!(llama_sampler_chain_init(false => bool) -> *mut Sampler);
     let count = |chain: *mut Sampler| call!(llama_sampler_chain_n(chain => *const Sampler) -> i32);
@@ -235,7 +235,7 @@ fn chains_nest_to_a_limit() {
             assert!(depth < 1000, "chains nest without a limit");
         };
         assert_eq!(depth, 32);
-        assert!(was_said("in each other"));
+        assert!(was_logged("in each other"));
         // A removed chain can be nested like a new one.
         let inner =
             call!(llama_sampler_chain_remove(ends[0] => *mut Sampler, 0 => i32) -> *mut Sampler);
@@ -249,7 +249,7 @@ fn chains_nest_to_a_limit() {
 }
 
 #[test]
-fn samplers_of_the_library_and_of_callers_work_in_a_chain() {
+fn library_and_caller_samplers_work_in_one_chain() {
     listen_to_all();
     let model = load();
     let context = context(model, |_| {});
@@ -304,7 +304,7 @@ fn samplers_of_the_library_and_of_callers_work_in_a_chain() {
         call!(llama_sampler_chain_n(chain => *const Sampler) -> i32),
         3
     );
-    assert!(was_said("cannot be in itself"));
+    assert!(was_logged("cannot be in itself"));
     let taken = call!(llama_sampler_chain_remove(clone => *mut Sampler, 3 => i32) -> *mut Sampler);
     assert_eq!(taken, chain);
     call!(llama_sampler_free(clone => *mut Sampler));
@@ -380,7 +380,7 @@ unsafe extern "C" fn refuse(_share: f32, data: *mut c_void) -> bool {
 }
 
 #[test]
-fn callers_stop_what_goes_on() {
+fn callbacks_abort_decoding_and_loading() {
     let model = load();
     let context = context(model, |params| params.abort_callback = Some(stop));
     let mut tokens = tokenize(model, PROMPT);
@@ -406,7 +406,7 @@ fn callers_stop_what_goes_on() {
 }
 
 #[test]
-fn what_is_wrong_is_answered() {
+fn invalid_calls_return_errors() {
     listen_to_all();
     let model = load();
     let context = context(model, |_| {});
@@ -418,7 +418,7 @@ fn what_is_wrong_is_answered() {
             buffer.as_mut_ptr().cast() => *mut c_char, 16 => i32, false => bool, false => bool
     ) -> i32);
     assert_eq!(length, 0);
-    assert!(was_said("token 1000000"));
+    assert!(was_logged("token 1000000"));
     assert_eq!(decode(context, &mut [1_000_000]), -1);
     assert_eq!(decode(context, &mut [-1]), -1);
     // A full context, and a batch that is too large.
@@ -443,7 +443,7 @@ fn what_is_wrong_is_answered() {
     call!(llama_free(context => *mut Opaque));
     call!(llama_free(context => *mut Opaque));
     assert_eq!(decode(context, &mut [5]), -1);
-    assert!(was_said("llama_free") && was_said("llama_decode"));
+    assert!(was_logged("llama_free") && was_logged("llama_decode"));
     call!(llama_model_free(model => *mut Opaque));
     assert_eq!(call!(llama_vocab_bos(model => *const Opaque) -> i32), -1);
     // An invalid model file, and a missing one.
@@ -459,7 +459,7 @@ fn what_is_wrong_is_answered() {
 }
 
 #[test]
-fn threads_that_share_a_context_are_served_in_turn() {
+fn threads_can_share_a_context() {
     let model = load();
     let context = context(model, |params| params.n_seq_max = 6);
     let prompt = tokenize(model, PROMPT);
@@ -500,7 +500,7 @@ fn threads_that_share_a_context_are_served_in_turn() {
 }
 
 #[test]
-fn files_are_those_of_the_engine() {
+fn quantized_files_match_the_engine() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("ours.gguf");
     let to = std::ffi::CString::new(to.to_str().unwrap()).unwrap();
@@ -552,7 +552,7 @@ fn files_are_those_of_the_engine() {
 }
 
 #[test]
-fn files_are_made_with_an_importance_and_given_types() {
+fn quantization_uses_importance_and_type_overrides() {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("ours.gguf");
     let c = |text: &str| std::ffi::CString::new(text).unwrap();
@@ -658,7 +658,7 @@ fn files_are_made_with_an_importance_and_given_types() {
 }
 
 #[test]
-fn a_vocabulary_alone_is_enough_for_tokens() {
+fn a_vocabulary_only_model_tokenizes() {
     let path = path();
     let params = ModelParams {
         vocab_only: Flag::new(true),
@@ -680,7 +680,7 @@ fn a_vocabulary_alone_is_enough_for_tokens() {
 }
 
 #[test]
-fn conversations_become_prompts_by_a_template() {
+fn a_template_formats_conversations_as_prompts() {
     let chat = [
         ChatMessage {
             role: c"system".as_ptr(),

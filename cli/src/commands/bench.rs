@@ -78,7 +78,7 @@ pub fn run(mut args: BenchArgs) -> CommandResult {
             _ => None,
         };
         // A bidirectional model does not generate.
-        let writes = !model.spec().sees_later();
+        let writes = !model.spec().is_bidirectional();
         for &work in works.iter().filter(|work| writes || work.is_prompt) {
             let mut bench = BenchRunner::new(&model, work, &args.model, &cancel)?;
             let rates: CommandResult<Vec<f64>> = (0..repetitions).map(|_| bench.sample()).collect();

@@ -356,7 +356,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn json_has_a_word_for_what_is_no_number() {
+    fn json_encodes_non_finite_numbers_as_strings() {
         let words = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 0.5].map(json_number);
         assert_eq!(json!(words), json!(["Infinity", "-Infinity", "NaN", 0.5]));
         // A result that overflows.

@@ -83,7 +83,7 @@ pub fn run(args: ImatrixArgs) -> CommandResult {
     let mut options = args.model.context_options(&cancel)?;
     args.cpu.apply(&mut options);
     let model = renewal::load(&args.model, &args.cpu, &cancel)?;
-    if model.spec().sees_later() {
+    if model.spec().is_bidirectional() {
         return Err(CommandError::error(
             "this model's tokens look at later ones: what it reads is not measured in this way; llama.cpp's llama-imatrix can, and 'samite quantize' takes its files",
         ));

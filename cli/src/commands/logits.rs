@@ -99,7 +99,7 @@ pub fn run(args: LogitsArgs) -> CommandResult {
     let n_vocab = model.spec().n_vocab;
     let tokenizer = model.tokenizer().ok().cloned();
     options.n_ctx = Some(tokens.len());
-    if model.spec().sees_later() {
+    if model.spec().is_bidirectional() {
         // Compute all tokens in one batch.
         options.n_batch = tokens.len();
         options.n_ubatch = tokens.len();

@@ -271,7 +271,7 @@ impl RunArgs {
             session.on_loss(move |lost| renewal.renew(lost));
         }
         if let Some(group) = ranks::group() {
-            session.settle_choices(|token| Ok(group.of_first(token.into())? as u32));
+            session.agree_on_token(|token| Ok(group.of_first(token.into())? as u32));
         }
         Ok(Ready {
             model: (model.name().to_owned(), model.load_time()),

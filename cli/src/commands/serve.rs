@@ -769,7 +769,7 @@ impl ServeArgs {
                 engine.set_drafter(drafter)?;
             }
             if let Some(folder) = &disk {
-                engine.keep_on_disk(folder, disk_bytes)?;
+                engine.cache_on_disk(folder, disk_bytes)?;
             }
             #[cfg(feature = "kv-events")]
             if let Some(publisher) = &publisher {

@@ -5,7 +5,9 @@ use crate::interrupt;
 use crate::progress;
 use crate::shown::counted;
 use clap::Args;
-use samite_sim::{CaseFailure, Fault, Search, SimCase, Strike, Workload, run as simulate, shrink};
+use samite_sim::{
+    CaseFailure, Fault, FaultOccurrence, Search, SimCase, Workload, run as simulate, shrink,
+};
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
@@ -80,7 +82,11 @@ pub fn run(args: SimArgs) -> CommandResult {
             .map_err(|error| CommandError::error(format_args!("{}: {error}", path.display())))?,
         _ => {}
     }
-    let strikes: Vec<_> = outcome.strikes.iter().map(Strike::to_string).collect();
+    let strikes: Vec<_> = outcome
+        .strikes
+        .iter()
+        .map(FaultOccurrence::to_string)
+        .collect();
     if args.json {
         let found = json!({
             "case": case.to_string(),
@@ -114,7 +120,7 @@ impl SimArgs {
         let whole = SimCase::new(self.seed);
         let strikes = self.faults.as_ref().map(|faults| {
             let faults = faults.iter().filter(|fault| !fault.is_empty());
-            let strikes = faults.map(|fault| fault.parse::<Strike>());
+            let strikes = faults.map(|fault| fault.parse::<FaultOccurrence>());
             strikes.collect::<Result<Vec<_>, _>>()
         });
         Ok(SimCase {

@@ -86,7 +86,7 @@ mod tests {
 
     /// Files are identical to those that NumPy 2 writes with `np.save`.
     #[test]
-    fn files_are_as_numpy_writes_them() {
+    fn npy_files_match_those_of_numpy() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.npy");
         let bytes: Vec<u8> = (0..6).flat_map(|i| (i as f32).to_le_bytes()).collect();

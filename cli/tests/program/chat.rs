@@ -44,7 +44,7 @@ const ENDLESS: [&str; 6] = [
 const STORY: [&str; 4] = ["-n", "12", "--seed", "1"];
 
 #[test]
-fn a_conversation_remembers_is_regenerated_and_taken_back() {
+fn regen_and_undo_change_the_conversation() {
     let (code, answers, notes) = talk(
         &STORY,
         "Once upon a time\n/regen\n/undo\n/regen\n/quit\nnot read\n",
@@ -65,7 +65,7 @@ fn a_conversation_remembers_is_regenerated_and_taken_back() {
 }
 
 #[test]
-fn a_pipe_is_one_message_behind_the_prompt() {
+fn piped_input_is_one_message_after_the_prompt() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("talk");
     let asked = |flags: &[&str], input: &str| {
@@ -97,7 +97,7 @@ fn a_pipe_is_one_message_behind_the_prompt() {
 }
 
 #[test]
-fn messages_have_several_lines_and_are_saved_and_loaded() {
+fn multi_line_messages_are_saved_and_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("saved.json");
     let path = file.to_str().unwrap();
@@ -126,7 +126,7 @@ fn messages_have_several_lines_and_are_saved_and_loaded() {
 }
 
 #[test]
-fn settings_are_changed_and_wrong_ones_named() {
+fn set_changes_settings_and_names_invalid_ones() {
     let input = "/set temp 0\n/set top-k x\n/set what 1\n/set temp -1\n/set\n/set thinking off\n/nothing\n/image cat.png\n/help\n";
     let (code, answers, notes) = talk(&STORY, input);
     assert_eq!((code, answers.as_str()), (Some(0), ""));
@@ -144,7 +144,7 @@ fn settings_are_changed_and_wrong_ones_named() {
 }
 
 #[test]
-fn templates_are_chosen_and_refuse() {
+fn chat_templates_are_selected_and_can_refuse() {
     let (_folder, model) = tiny();
     let model = model.to_str().unwrap();
     let with = |more: &[&str]| talk(&[&["-m", model, "-n", "2", "-q"], more].concat(), "a\n");
@@ -182,7 +182,7 @@ fn templates_are_chosen_and_refuse() {
 }
 
 #[test]
-fn what_the_system_says_outlives_the_messages_and_replaces_what_was_saved() {
+fn the_system_prompt_survives_clear_and_replaces_a_saved_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("talk");
     let path = path.to_str().unwrap();
@@ -196,7 +196,7 @@ fn what_the_system_says_outlives_the_messages_and_replaces_what_was_saved() {
 }
 
 #[test]
-fn files_that_are_no_text_or_have_no_end_are_refused() {
+fn non_text_and_endless_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(path("latin"), b"Ol\xe9\n").unwrap();
@@ -236,7 +236,7 @@ fn files_that_are_no_text_or_have_no_end_are_refused() {
 }
 
 #[test]
-fn a_full_context_leaves_the_oldest_questions_out_of_the_prompt() {
+fn a_full_context_drops_the_oldest_messages_from_the_prompt() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("messages.json");
     let flags = [
@@ -264,7 +264,7 @@ fn a_full_context_leaves_the_oldest_questions_out_of_the_prompt() {
 }
 
 #[test]
-fn a_text_is_not_saved_over_a_conversation() {
+fn run_does_not_overwrite_a_saved_conversation() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("talk");
     let path = file.to_str().unwrap();
@@ -292,7 +292,7 @@ fn a_single_message_is_answered() {
 
 #[cfg(unix)]
 #[test]
-fn an_interrupt_stops_the_answer_and_not_the_program() {
+fn ctrl_c_stops_the_answer_but_not_the_program() {
     let flags = ["chat", "--lines", "--temp", "2", "--seed", "3"];
     let mut child = piped(command(flags).args(ENDLESS));
     let mut input = child.stdin.take().unwrap();
@@ -419,7 +419,7 @@ impl Terminal {
 
 #[cfg(unix)]
 #[test]
-fn a_terminal_is_left_as_it_was_and_survives_bytes_that_are_no_text() {
+fn the_terminal_is_restored_and_invalid_utf8_is_tolerated() {
     let Some(mut terminal) = Terminal::new(&["-n", "5"]) else {
         return samite_testing::skipped("the system gives no pseudo-terminals");
     };
@@ -497,7 +497,7 @@ fn a_terminal_has_line_editing_history_and_interrupts() {
 }
 
 #[test]
-fn a_conversation_goes_on_in_another_run() {
+fn a_saved_conversation_continues_in_another_run() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("saved.gguf");
     let path = file.to_str().unwrap();
@@ -521,7 +521,7 @@ fn a_conversation_goes_on_in_another_run() {
 }
 
 #[test]
-fn answers_keep_to_a_grammar() {
+fn chat_answers_match_the_grammar() {
     let (code, answers, _) = talk(
         &[&STORY[..], &["--grammar", "root ::= [0-9][0-9]"]].concat(),
         "Once\nupon\n",

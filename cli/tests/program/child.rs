@@ -125,7 +125,7 @@ pub fn handles(process: u32, signal: u32) -> bool {
 #[test]
 fn a_child_does_not_inherit_signals_limits_or_variables() {
     let script = "trap '' INT HUP; ulimit -Sn 64; ulimit -Sf 1; exec \"$@\"";
-    let name = "child::started_by_a_test_with_other_signals_limits_and_variables";
+    let name = "child::inner_test_run_with_other_signals_limits_and_variables";
     let output = Command::new("sh")
         .args(["-c", script, "sh"])
         .arg(std::env::current_exe().unwrap())
@@ -142,7 +142,7 @@ fn a_child_does_not_inherit_signals_limits_or_variables() {
 #[cfg(target_os = "linux")]
 #[test]
 #[ignore = "the test before this one starts it"]
-fn started_by_a_test_with_other_signals_limits_and_variables() {
+fn inner_test_run_with_other_signals_limits_and_variables() {
     let seen = |command: &mut Command| {
         let script = "grep -E '^Sig(Ign|Blk)' /proc/self/status; ulimit -Sn; echo $LANG.";
         let output = command.args(["-c", script]).output().unwrap();

@@ -1,6 +1,6 @@
 //! Comparisons with llama.cpp, for which scripts stand in.
 
-use crate::{says_where_and_when, tiny, with_model};
+use crate::{check_report_metadata, tiny, with_model};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ echo "{ \"build_commit\": \"abc\", \"build_number\": 5, \"samples_ts\": [ $rate 
 const BATCHED: &str = r#"echo '{ "speed_pp": -nan, "speed_tg": 40.0, "speed": 1 }'"#;
 
 #[test]
-fn the_better_of_two_rivals_is_compared_in_pairs() {
+fn the_faster_peer_build_is_compared_in_pairs() {
     let (dir, model) = tiny();
     let bench = script(dir.path(), "llama-bench", BENCH);
     script(dir.path(), "llama-batched-bench", BATCHED);
@@ -35,7 +35,7 @@ fn the_better_of_two_rivals_is_compared_in_pairs() {
     );
     let found = with_model(&model, &line).json();
     assert_eq!(found["llama_cpp_version"], "abc (build 5)");
-    says_where_and_when(&found);
+    check_report_metadata(&found);
     let rows = found["results"].as_array().unwrap();
     let tests: Vec<_> = rows
         .iter()
@@ -87,7 +87,7 @@ fn limits_are_measured_before_and_after() {
 }
 
 #[test]
-fn what_is_wrong_with_the_peer_is_said() {
+fn peer_failures_are_reported() {
     let (dir, model) = tiny();
     let compare = |path: &Path| {
         let line = format!(

@@ -38,7 +38,7 @@ fn is_near(a: &[f64], b: &[f64]) -> bool {
 }
 
 #[test]
-fn are_the_same_from_arguments_a_file_and_standard_input_in_any_company() {
+fn embeddings_do_not_depend_on_input_source_or_batch() {
     let (dir, model) = encoder();
     let path = model.to_str().unwrap();
     let both = samite(["embed", "-m", path, "a cat", "a dog and more"]).ok();
@@ -71,7 +71,7 @@ fn are_the_same_from_arguments_a_file_and_standard_input_in_any_company() {
 }
 
 #[test]
-fn are_pooled_scaled_and_shortened_as_flags_say() {
+fn flags_control_pooling_scaling_and_dimensions() {
     let (_dir, model) = encoder();
     let embed = |flags: &str| {
         let line = format!("embed -m M hello {flags}");
@@ -104,7 +104,7 @@ fn are_pooled_scaled_and_shortened_as_flags_say() {
 }
 
 #[test]
-fn have_the_forms_of_llama_cpp() {
+fn output_formats_match_llama_cpp() {
     let (_dir, model) = encoder();
     let raw = rows(&with_model(&model, "embed -m M cat dog horse").ok());
     let form = |name: &str| {
@@ -163,7 +163,7 @@ fn pairs_are_ranked() {
 }
 
 #[test]
-fn of_a_causal_model_are_those_of_its_tokens_unless_a_flag_says_otherwise() {
+fn causal_models_embed_each_token_unless_pooling_is_set() {
     let tokens = rows(&samite(["embed", "-p", "Once upon a time"]).ok());
     assert!(tokens.len() > 2);
     let last = samite(["embed", "-p", "Once upon a time", "--pooling", "last"]).ok();
@@ -190,7 +190,7 @@ fn of_a_causal_model_are_those_of_its_tokens_unless_a_flag_says_otherwise() {
 }
 
 #[test]
-fn that_cannot_be_had_are_refused() {
+fn unavailable_embeddings_are_refused() {
     let (_dir, model) = encoder();
     for (flags, code, expected) in [
         ("x --pooling rank", 1, "cls.output.weight"),
@@ -226,7 +226,7 @@ fn that_cannot_be_had_are_refused() {
 }
 
 #[test]
-fn of_tokens_are_written_for_numpy() {
+fn token_embeddings_are_written_as_npy() {
     let (dir, model) = encoder();
     let file = dir.path().join("embeddings.npy");
     let line = format!(

@@ -16,7 +16,7 @@ fn header_bytes(model: &Path) -> u64 {
 }
 
 #[test]
-fn files_that_are_no_models() {
+fn files_that_are_not_models_are_refused() {
     let (dir, model) = tiny();
     let missing = dir.path().join("missing");
     let folder = dir.path().join("folder");
@@ -53,7 +53,7 @@ fn files_that_are_no_models() {
 }
 
 #[test]
-fn a_file_that_ends_anywhere_is_refused() {
+fn a_file_truncated_anywhere_is_refused() {
     let (_dir, model) = tiny();
     let header = header_bytes(&model);
     let file = OpenOptions::new().write(true).open(&model).unwrap();
@@ -110,7 +110,7 @@ fn damaged_headers_are_refused() {
 }
 
 #[test]
-fn nothing_is_left_of_output_that_failed() {
+fn failed_output_leaves_no_files() {
     let (dir, model) = tiny();
     for line in ["run -m M -p x --trace", "plan -m M --svg"] {
         with_model(&model, &format!("{line} /no/such/folder/file"))
@@ -140,7 +140,7 @@ fn nothing_is_left_of_output_that_failed() {
 /// A superuser may lock any amount of memory, so the capability is dropped.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_lock_that_is_refused_is_a_warning_that_says_how_to_get_it() {
+fn a_refused_memory_lock_is_a_warning_with_advice() {
     let (_dir, model) = tiny();
     let run = |limit: &str, flag: &str| {
         let script = format!("ulimit -l {limit}; exec \"$@\"");

@@ -31,7 +31,7 @@ fn has_adapter() -> bool {
 }
 
 #[test]
-fn a_story_is_the_same_on_it_and_on_any_split() {
+fn the_gpu_and_any_split_generate_the_same_story() {
     let Some(model) = trained() else { return };
     if !has_adapter() {
         return;
@@ -65,7 +65,7 @@ fn a_story_is_the_same_on_it_and_on_any_split() {
 }
 
 #[test]
-fn a_model_is_trained_on_it() {
+fn a_model_trains_on_the_gpu() {
     if !has_adapter() {
         return;
     }
@@ -92,7 +92,7 @@ fn a_model_is_trained_on_it() {
 }
 
 #[test]
-fn options_are_read_and_wrong_ones_named() {
+fn gpu_options_are_parsed_and_invalid_ones_named() {
     if !has_adapter() {
         return;
     }
@@ -117,7 +117,7 @@ fn options_are_read_and_wrong_ones_named() {
 
 /// Reported fractions relate to the device's own measured limits.
 #[test]
-fn shares_are_those_of_its_limits() {
+fn reported_shares_relate_to_the_gpu_limits() {
     let Some(model) = trained() else { return };
     if !has_adapter() {
         return;
@@ -142,7 +142,7 @@ fn shares_are_those_of_its_limits() {
 
 /// Without a driver, the program reports why the device is missing, and continues.
 #[test]
-fn without_a_driver_the_reason_is_said() {
+fn a_missing_gpu_driver_is_reported() {
     let without = |line: &str| {
         let mut command = gpu_command(line, None);
         for name in ["VK_ICD_FILENAMES", "VK_DRIVER_FILES"] {

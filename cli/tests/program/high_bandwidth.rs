@@ -91,7 +91,7 @@ fn too_little_high_bandwidth_memory_is_an_error() {
 }
 
 #[test]
-fn a_machine_without_high_bandwidth_memory_says_why() {
+fn missing_high_bandwidth_memory_is_explained() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     if !stand_in(folder, &["-DSTATUS=-1"]) {

@@ -25,7 +25,7 @@ fn started(line: &str, model: &Path) -> Child {
 }
 
 #[test]
-fn a_model_that_shrinks_while_it_is_used_ends_nothing() {
+fn a_model_file_that_shrinks_in_use_kills_no_command() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.gguf");
     let text = dir.path().join("text");
@@ -57,7 +57,7 @@ fn a_model_that_shrinks_while_it_is_used_ends_nothing() {
 }
 
 #[test]
-fn a_model_that_shrinks_while_it_is_read_is_told() {
+fn a_model_file_that_shrinks_during_reading_is_reported() {
     let (_dir, model) = tiny();
     let file = GgufFile::open(&model, LoadMode::Read).unwrap();
     let last = file
@@ -73,7 +73,7 @@ fn a_model_that_shrinks_while_it_is_read_is_told() {
 }
 
 #[test]
-fn text_without_an_end_is_read_as_far_as_it_is_of_use() {
+fn endless_input_is_read_only_as_far_as_needed() {
     let (dir, model) = tiny();
     // Reading everything would take gigabytes.
     let endless = |line: &str| limited(line, &model, &b"y\n".repeat(32 << 10), 1 << 16, 1 << 22);
@@ -94,7 +94,7 @@ fn text_without_an_end_is_read_as_far_as_it_is_of_use() {
 }
 
 /// Writes a file with long names that contain terminal escapes.
-fn with_evil_names(dir: &Path, architecture: &str) -> PathBuf {
+fn with_hostile_names(dir: &Path, architecture: &str) -> PathBuf {
     let path = dir.join("evil.gguf");
     let mut metadata = Metadata::new();
     metadata.set("general.architecture", architecture).unwrap();
@@ -111,7 +111,7 @@ fn with_evil_names(dir: &Path, architecture: &str) -> PathBuf {
 }
 
 #[test]
-fn names_from_files_do_not_act_on_the_terminal() {
+fn names_from_files_are_escaped() {
     let dir = tempfile::tempdir().unwrap();
     let is_harmless = |text: &str| {
         let harmless = |c: char| c == '\n' || !c.is_control() && c != '\u{202e}';
@@ -121,7 +121,7 @@ fn names_from_files_do_not_act_on_the_terminal() {
     };
     let long = format!("\u{1b}[31m{}", "x".repeat(100_000));
     for architecture in ["llama\u{1b}[2J", "llama", &long] {
-        let model = with_evil_names(dir.path(), architecture);
+        let model = with_hostile_names(dir.path(), architecture);
         for line in [
             "inspect M",
             "inspect M --filter key",
@@ -158,7 +158,7 @@ pub fn with_nan(dir: &Path, tensor: &str) -> PathBuf {
 }
 
 #[test]
-fn what_is_no_number_is_told() {
+fn nan_weights_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     for tensor in ["output_norm.weight", "blk.1.ffn_up.weight"] {
         let model = with_nan(dir.path(), tensor);
@@ -177,7 +177,7 @@ fn what_is_no_number_is_told() {
 }
 
 #[test]
-fn a_trace_is_written_while_it_grows() {
+fn traces_are_written_incrementally() {
     let (dir, model) = tiny();
     let trace = dir.path().join("trace.json");
     let line = format!(
@@ -280,7 +280,7 @@ fn little_memory_is_an_error() {
 /// The reference device computes on copies with eight bytes per element.
 #[cfg(target_os = "linux")]
 #[test]
-fn kernels_of_the_reference_are_refused_memory_without_an_end_of_the_program() {
+fn reference_kernels_report_out_of_memory() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("wide.gguf");
     let wide = SyntheticModel {

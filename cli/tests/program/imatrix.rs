@@ -28,7 +28,7 @@ fn file_type(path: &Path) -> u32 {
 }
 
 #[test]
-fn a_text_is_measured_and_decides_what_is_kept() {
+fn importance_measured_on_a_text_guides_quantization() {
     let (dir, model) = folder();
     let at = |name: &str| dir.path().join(name).display().to_string();
     let (text, matrix) = (at("text.txt"), at("matrix.gguf"));
@@ -125,7 +125,7 @@ fn a_text_is_measured_and_decides_what_is_kept() {
 }
 
 #[test]
-fn types_are_given_by_name() {
+fn tensor_types_can_be_set_by_name() {
     let (dir, model) = folder();
     let small = dir.path().join("small.gguf").display().to_string();
     let line = format!("quantize M {small} Q4_0 --dry-run");
@@ -167,7 +167,7 @@ fn types_are_given_by_name() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_named() {
+fn invalid_imatrix_inputs_are_named() {
     let (dir, model) = folder();
     let at = |name: &str| dir.path().join(name).display().to_string();
     let (text, matrix) = (at("text.txt"), at("matrix.gguf"));

@@ -49,7 +49,7 @@ fn number(signal: &str) -> u32 {
 }
 
 #[test]
-fn a_comparison_tells_what_it_has() {
+fn an_interrupted_comparison_prints_partial_results() {
     use std::os::unix::fs::PermissionsExt;
     let (dir, model) = tiny();
     let peer = dir.path().join("llama-bench");
@@ -82,7 +82,7 @@ fn a_comparison_tells_what_it_has() {
 }
 
 #[test]
-fn while_generating_and_measuring() {
+fn commands_can_be_interrupted_while_generating_or_measuring() {
     let (dir, model) = tiny();
     let model = model.to_str().unwrap();
     let text = dir.path().join("text");
@@ -119,7 +119,7 @@ fn while_generating_and_measuring() {
 }
 
 #[test]
-fn while_quantizing() {
+fn quantize_can_be_interrupted() {
     let dir = tempfile::tempdir().unwrap();
     let large = dir.path().join("large.gguf");
     let model = SyntheticModel {
@@ -142,7 +142,7 @@ fn while_quantizing() {
 }
 
 #[test]
-fn while_merging() {
+fn merge_can_be_interrupted() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| dir.path().join(name).display().to_string();
     let (large, adapter) = (file("large.gguf"), file("adapter.gguf"));
@@ -170,7 +170,7 @@ fn while_merging() {
 /// Whatever a command is doing when a signal arrives, even before it starts work, it ends and
 /// leaves only complete files.
 #[test]
-fn at_any_time() {
+fn commands_can_be_interrupted_at_any_time() {
     let (dir, model) = tiny();
     let file = |name: &str| dir.path().join(name);
     let (text, adapter) = (file("text"), file("adapter.gguf"));
@@ -267,7 +267,7 @@ fn at_any_time() {
 }
 
 #[test]
-fn whatever_asks_for_an_end() {
+fn every_termination_signal_ends_the_command() {
     let dir = tempfile::tempdir().unwrap();
     let large = dir.path().join("large.gguf").display().to_string();
     let synth = [
@@ -290,7 +290,7 @@ fn whatever_asks_for_an_end() {
 /// `nohup` starts programs with SIGHUP ignored; shells start background jobs of scripts with SIGINT
 /// ignored. Both stay ignored, and the program handles the others.
 #[test]
-fn what_is_ignored_stays_so() {
+fn ignored_signals_stay_ignored() {
     let (_dir, model) = tiny();
     for (ignored, handled, code) in [
         ("HUP", "INT", 130),
@@ -324,7 +324,7 @@ fn what_is_ignored_stays_so() {
 }
 
 #[test]
-fn while_waiting_for_text() {
+fn commands_can_be_interrupted_while_waiting_for_input() {
     let (dir, model) = tiny();
     let model = model.to_str().unwrap();
     let fifo = dir.path().join("fifo");
@@ -349,7 +349,7 @@ fn while_waiting_for_text() {
 /// The program checks the first signal after it has written its text, but its standard output is
 /// full. The second signal does not wait for that.
 #[test]
-fn the_second_time_at_once() {
+fn a_second_signal_exits_immediately() {
     let (dir, model) = tiny();
     let trace = dir.path().join("trace").display().to_string();
     // A pipe that is almost full.

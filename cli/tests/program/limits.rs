@@ -159,7 +159,7 @@ fn is_loadable(kibibytes: usize) -> bool {
 }
 
 #[test]
-fn little_memory_is_an_error_of_a_server() {
+fn a_server_reports_low_memory_as_an_error() {
     // The size of the program depends on its build. With less memory than that, it cannot start.
     let least = (20_000..500_000)
         .step_by(4_000)
@@ -196,7 +196,7 @@ fn little_memory_is_an_error_of_a_server() {
 }
 
 #[test]
-fn a_server_without_files_for_connections_goes_on() {
+fn a_server_survives_running_out_of_file_descriptors() {
     let server = limited(
         Limits {
             files: Some(40),

@@ -3,7 +3,7 @@
 use crate::{Run, command, samite, tiny, with_model};
 
 #[test]
-fn logs_say_as_much_as_they_are_asked_to() {
+fn log_flags_control_verbosity() {
     let (_dir, model) = tiny();
     let stderr = |flags: &[&str], variable: Option<&str>| {
         let mut command = command(["run", "-p", "abc", "-n", "1", "-q", "-m"]);
@@ -64,7 +64,7 @@ fn logs_say_as_much_as_they_are_asked_to() {
 }
 
 #[test]
-fn a_warning_appears_once() {
+fn repeated_warnings_are_printed_once() {
     let (_dir, model) = tiny();
     let twice = with_model(&model, "compare -m M --device cpu,reference -c 300");
     let warning = "warning: the context is longer than the model was trained for";

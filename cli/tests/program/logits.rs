@@ -18,7 +18,7 @@ fn read(path: &std::path::Path) -> ([usize; 2], Vec<f32>) {
 }
 
 #[test]
-fn are_written_and_the_most_likely_tokens_printed() {
+fn logits_are_written_and_top_tokens_printed() {
     let (dir, model) = tiny();
     let file = dir.path().join("logits.npy");
     let line = format!(
@@ -49,7 +49,7 @@ fn are_written_and_the_most_likely_tokens_printed() {
 }
 
 #[test]
-fn of_the_embedded_model_agree_with_what_it_writes() {
+fn embedded_model_logits_match_its_generated_text() {
     let text = samite(["run", "-p", "Once upon a", "-n", "1", "--temp", "0", "-q"]).ok();
     let next = text
         .trim_end()
@@ -68,7 +68,7 @@ fn of_the_embedded_model_agree_with_what_it_writes() {
 }
 
 #[test]
-fn that_cannot_be_had_leave_no_file() {
+fn unavailable_logits_leave_no_file() {
     let (dir, model) = tiny();
     let file = dir.path().join("logits.npy");
     for (flags, code, expected) in [

@@ -227,7 +227,7 @@ fn trained() -> Option<PathBuf> {
 
 /// Checks that a speed report identifies its machine, version and model.
 #[track_caller]
-fn says_where_and_when(report: &serde_json::Value) {
+fn check_report_metadata(report: &serde_json::Value) {
     for name in ["date", "processor", "isa", "samite_version", "model"] {
         let text = report[name].as_str().unwrap_or_default();
         assert!(!text.is_empty(), "no {name}: {report}");

@@ -1,6 +1,6 @@
 //! Output of the commands, and the stream it goes to.
 
-use crate::{Run, command, fed, samite, says_where_and_when, tiny, with_model};
+use crate::{Run, check_report_metadata, command, fed, samite, tiny, with_model};
 use std::io::Read;
 use std::process::Stdio;
 
@@ -59,11 +59,11 @@ fn json_is_json() {
 }
 
 #[test]
-fn bench_takes_lists() {
+fn bench_accepts_lists() {
     let (_dir, model) = tiny();
     let line = "bench -m M -p 8,16 -n 4 -d 2 -t 1,2 -r 1 --no-peaks --json";
     let bench = with_model(&model, line).json();
-    says_where_and_when(&bench);
+    check_report_metadata(&bench);
     let results = bench["results"].as_array().unwrap();
     let rows: Vec<_> = results
         .iter()
@@ -172,7 +172,7 @@ fn prompts_may_be_empty_or_begin_with_a_dash() {
 }
 
 #[test]
-fn whoever_reads_the_output_may_stop() {
+fn a_closed_output_pipe_ends_the_command_quietly() {
     let (_dir, model) = tiny();
     let mut child = command([
         "run",
@@ -219,7 +219,7 @@ fn a_full_disk_is_an_error() {
 }
 
 #[test]
-fn warnings_of_the_libraries_are_shown() {
+fn library_warnings_are_printed() {
     let (_dir, model) = tiny();
     let run = with_model(&model, "run -m M -p ab -n 1 -q -c 300");
     assert_eq!(

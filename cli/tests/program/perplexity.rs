@@ -121,7 +121,7 @@ fn a_quantized_model_diverges() {
 }
 
 #[test]
-fn flags_that_make_no_comparison() {
+fn flags_without_a_valid_comparison_are_refused() {
     let base = Base::new();
     let (text, file) = (base.at("text"), base.at("base"));
     let before = std::fs::read(&file).unwrap();
@@ -159,7 +159,7 @@ fn flags_that_make_no_comparison() {
 }
 
 #[test]
-fn hostile_files_are_refused() {
+fn hostile_log_probability_files_are_refused() {
     let base = Base::new();
     let bytes = std::fs::read(base.at("base")).unwrap();
     let refused = |content: &[u8], parts: &[&str]| {
@@ -213,7 +213,7 @@ fn hostile_files_are_refused() {
 /// A sparse file of the length in its header, with more tokens than fit into memory.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_context_that_does_not_fit_names_the_file() {
+fn an_oversized_context_error_names_the_file() {
     let base = Base::new();
     let path = base.at("huge");
     let mut header = b"_logits_".to_vec();
@@ -295,7 +295,7 @@ fn rows_of(path: &str) -> Vec<([f32; 2], Vec<u16>)> {
 }
 
 #[test]
-fn files_are_those_of_llama_cpp() {
+fn log_probability_files_match_llama_cpp() {
     let dir = tempfile::tempdir().unwrap();
     let [model, _] = built_in(dir.path());
     let (theirs, ours) = (fixture("llama.kld"), dir.path().join("ours"));
@@ -324,7 +324,7 @@ fn files_are_those_of_llama_cpp() {
 }
 
 #[test]
-fn comparisons_are_those_of_llama_cpp() {
+fn divergences_match_llama_cpp() {
     let dir = tempfile::tempdir().unwrap();
     let compared = |model: &Path| {
         let line = format!(

@@ -29,7 +29,7 @@ fn write_sparse(model: &SyntheticModel, path: &Path) -> u64 {
 }
 
 #[test]
-fn the_documents_machines_are_simulated() {
+fn the_documented_machines_are_simulated() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let document = std::fs::read_to_string(root.join("docs/forecast.md")).unwrap();
     let (_, file) = document.split_once("```toml\n").unwrap();
@@ -68,7 +68,7 @@ fn plans_report_devices_with_too_little_memory() {
 }
 
 #[test]
-fn a_huge_model_takes_no_memory() {
+fn planning_a_huge_model_takes_no_memory() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("huge.gguf");
     let huge = SyntheticModel {
@@ -103,7 +103,7 @@ fn a_huge_model_takes_no_memory() {
 }
 
 #[test]
-fn the_data_may_be_missing() {
+fn plans_need_no_tensor_data() {
     let (_dir, model) = tiny();
     let whole = std::fs::read(&model).unwrap();
     let plan = with_model(&model, "plan -m M").ok();
@@ -116,7 +116,7 @@ fn the_data_may_be_missing() {
 }
 
 #[test]
-fn a_plan_says_that_the_cpu_was_put_behind_a_gpu() {
+fn a_plan_reports_the_added_cpu_fallback() {
     let (_dir, path) = tiny();
     let added = "the cpu is behind the devices that were named";
     for (flags, expected) in [
@@ -170,7 +170,7 @@ algorithm = "doubling"
 "#;
 
 #[test]
-fn machines_that_are_not_there_are_simulated() {
+fn simulated_machines_produce_a_forecast() {
     let (dir, model) = tiny();
     let file = dir.path().join("machines.toml");
     std::fs::write(&file, MACHINES).unwrap();
@@ -217,7 +217,7 @@ fn machines_that_are_not_there_are_simulated() {
 }
 
 #[test]
-fn a_wrong_file_of_machines_is_named_with_its_line() {
+fn machine_file_errors_name_the_line() {
     let (dir, model) = tiny();
     let file = dir.path().join("machines.toml");
     let run = |text: &str, flags: &str| {
@@ -243,7 +243,7 @@ fn a_wrong_file_of_machines_is_named_with_its_line() {
 }
 
 #[test]
-fn a_header_is_enough() {
+fn plans_need_only_the_header() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("header.gguf");
     let line = format!("synth --shape tiny --header {}", path.display());

@@ -117,7 +117,7 @@ fn compile_file(
 }
 
 #[test]
-fn files_that_are_no_plugins_are_refused() {
+fn files_that_are_not_plugins_are_refused() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
@@ -181,7 +181,7 @@ fn plugins_that_fail_the_handshake_are_refused() {
 }
 
 #[test]
-fn plugins_that_end_the_process_are_refused() {
+fn plugins_that_kill_the_probe_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (name, definitions, reason) in [
         ("abort", "ABORT", "signal 6"),
@@ -230,7 +230,7 @@ fn plugins_without_libggml_base_pass_the_same_handshake() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_lone_plugin_whose_known_results_are_wrong_is_refused() {
+fn a_plugin_with_wrong_known_answers_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let Some(right) = build_alone(dir.path(), "right", &["DEVICE"]) else {
         return;
@@ -255,7 +255,7 @@ fn a_lone_plugin_whose_known_results_are_wrong_is_refused() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn parameters_reach_the_plugin() {
+fn device_parameters_reach_the_plugin() {
     let dir = tempfile::tempdir().unwrap();
     let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE"]) else {
         return;
@@ -309,7 +309,7 @@ fn logged(plugin: &Path, line: &str) -> Vec<(String, usize, usize)> {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_plugin_computes_with_the_number_of_threads_that_was_asked_for() {
+fn a_plugin_uses_the_requested_thread_count() {
     let dir = tempfile::tempdir().unwrap();
     let flags = ["DEVICE", "GPU", "THREADS"];
     let Some(plugin) = build_alone(dir.path(), "fixture", &flags) else {
@@ -348,7 +348,7 @@ fn a_plugin_computes_with_the_number_of_threads_that_was_asked_for() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_plugin_that_asks_for_prompts_gets_them_and_memory_is_as_planned() {
+fn prefill_is_offloaded_to_a_plugin_with_the_planned_memory() {
     let dir = tempfile::tempdir().unwrap();
     let flags = ["DEVICE", "GPU", "MEMORY", "OFFLOAD=32"];
     let Some(plugin) = build_alone(dir.path(), "fixture", &flags) else {
@@ -401,7 +401,7 @@ fn a_plugin_that_asks_for_prompts_gets_them_and_memory_is_as_planned() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn weights_that_a_plugin_refuses_are_named_and_the_cpu_is_behind_it() {
+fn weights_refused_by_a_plugin_are_named_and_fall_back_to_the_cpu() {
     let dir = tempfile::tempdir().unwrap();
     let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE", "GPU"]) else {
         return;
@@ -446,7 +446,7 @@ fn weights_that_a_plugin_refuses_are_named_and_the_cpu_is_behind_it() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
+fn flags_select_and_exclude_plugins() {
     let dir = tempfile::tempdir().unwrap();
     let Some(plugin) = build_alone(dir.path(), "fixture", &["DEVICE"]) else {
         return;
@@ -490,7 +490,7 @@ fn a_plugin_is_named_by_a_flag_and_left_out_by_another() {
 }
 
 #[test]
-fn a_plugin_that_was_named_and_is_of_no_use_is_mentioned() {
+fn a_named_but_unusable_plugin_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let Some(old) = build(dir.path(), "old", &["VERSION=\"0.24.9\""]) else {
         return;
@@ -514,7 +514,7 @@ fn a_plugin_that_was_named_and_is_of_no_use_is_mentioned() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_device_is_automatic_after_a_small_graph_was_right() {
+fn a_plugin_is_automatic_after_computing_a_small_graph_correctly() {
     let dir = tempfile::tempdir().unwrap();
     let Some(right) = build_alone(dir.path(), "right", &["DEVICE", "GPU"]) else {
         return;
@@ -557,7 +557,7 @@ fn a_device_is_automatic_after_a_small_graph_was_right() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn verdicts_on_devices_are_kept_until_the_file_changes() {
+fn plugin_check_results_are_cached_until_the_file_changes() {
     let dir = tempfile::tempdir().unwrap();
     let noted = dir.path().join("graphs");
     let graph = format!(
@@ -589,7 +589,7 @@ fn names(text: &str) -> Vec<&str> {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn one_variant_of_each_plugin_is_used_in_ggmls_order() {
+fn one_variant_of_each_plugin_is_used_in_ggml_order() {
     let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let [first, second, third] = folders.each_ref().map(tempfile::TempDir::path);
     for (folder, file, name, score) in [
@@ -645,7 +645,7 @@ fn one_variant_of_each_plugin_is_used_in_ggmls_order() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn plugins_beside_the_program_are_found() {
+fn plugins_next_to_the_program_are_found() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let Some(_) = build_alone(folder.path(), "beside", &["DEVICE"]) else {
         return;
@@ -672,7 +672,7 @@ fn peers() -> Option<PathBuf> {
 }
 
 #[test]
-fn the_best_of_upstreams_plugins_is_a_device() {
+fn the_best_upstream_plugin_variant_is_a_device() {
     let Some(peers) = peers() else { return };
     let text = devices(&peers);
     assert!(text.contains("  ggml:CPU "), "{text}");
@@ -722,7 +722,7 @@ fn alone(peers: &Path) -> tempfile::TempDir {
 }
 
 #[test]
-fn a_plugins_file_alone_is_enough() {
+fn a_plugin_works_without_its_libggml_base() {
     let Some(peers) = peers() else { return };
     let model = stories();
     let alone = alone(&peers);
@@ -744,7 +744,7 @@ fn a_plugins_file_alone_is_enough() {
 }
 
 #[test]
-fn samites_libggml_base_gives_the_same_results_as_upstreams() {
+fn samite_libggml_base_matches_upstream() {
     let Some(peers) = peers() else { return };
     let alone = alone(&peers);
     // Includes conversions from and to every type; the other operations need little of it.
@@ -761,7 +761,7 @@ fn samites_libggml_base_gives_the_same_results_as_upstreams() {
 }
 
 #[test]
-fn upstreams_plugin_writes_the_same_text() {
+fn the_upstream_plugin_generates_the_same_text() {
     let Some(peers) = peers() else { return };
     let model = stories();
     let text = |flags: &[&str]| greedy(&peers, &model, flags);
@@ -798,7 +798,7 @@ fn upstreams_plugin_writes_the_same_text() {
 }
 
 #[test]
-fn upstreams_plugin_is_compared_in_step() {
+fn the_upstream_plugin_is_compared_node_by_node() {
     let Some(peers) = peers() else { return };
     let model = stories();
     let compare = |pair: &str| {
@@ -815,7 +815,7 @@ fn upstreams_plugin_is_compared_in_step() {
 }
 
 #[test]
-fn upstreams_vulkan_plugin_writes_the_same_text() {
+fn the_upstream_vulkan_plugin_generates_the_same_text() {
     let Some(folder) = std::env::var_os("SAMITE_TEST_GGML_VULKAN") else {
         skipped("SAMITE_TEST_GGML_VULKAN does not name a folder with libggml-vulkan.so");
         return;
@@ -845,7 +845,7 @@ fn upstreams_vulkan_plugin_writes_the_same_text() {
 }
 
 #[test]
-fn a_library_that_never_ends_keeps_nobody() {
+fn a_hanging_library_does_not_block_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let Some(library) = compile_file("blas.c", dir.path().join("libblas.so"), []) else {
         return;
@@ -862,7 +862,7 @@ fn a_library_that_never_ends_keeps_nobody() {
 }
 
 #[test]
-fn a_library_that_is_not_there_is_named_with_its_reason() {
+fn a_missing_library_is_reported_with_the_reason() {
     let output = command(["devices", "-v"])
         .env("SAMITE_BLAS_PATH", "/nowhere/libblas.so")
         .output()

@@ -226,7 +226,7 @@ impl Running {
 }
 
 #[test]
-fn processes_write_the_same_text_as_threads() {
+fn processes_generate_the_same_text_as_threads() {
     let ways = ways();
     let check = |arguments: &[&str], devices: &[&str]| {
         let devices = devices.join(",");
@@ -276,7 +276,7 @@ fn the_first_process_chooses_the_tokens() {
 }
 
 #[test]
-fn what_differs_between_processes_is_said_once() {
+fn differences_between_processes_are_reported_once() {
     let (_folder, model) = tiny();
     let model = model.to_str().unwrap();
     let with = |more: &[&'static str]| [&STORY[..], more].concat();
@@ -305,7 +305,7 @@ fn what_differs_between_processes_is_said_once() {
 }
 
 #[test]
-fn a_process_that_is_killed_ends_the_others() {
+fn a_killed_process_ends_the_others() {
     for (number, way) in ways().into_iter().enumerate() {
         for rank in [0, 2] {
             let word = format!("off,samite=error,samite_killed_{number}_{rank}=off");
@@ -328,7 +328,7 @@ fn a_process_that_is_killed_ends_the_others() {
 }
 
 #[test]
-fn a_process_that_stands_still_is_lost_at_the_deadline() {
+fn a_stopped_process_is_lost_at_the_deadline() {
     for (number, way) in ways().into_iter().enumerate() {
         let word = format!("off,samite=error,samite_stopped_{number}=off");
         let mut running = Running::endless(way, 3, &word, &["--deadline", "4"]);
@@ -359,7 +359,7 @@ fn a_process_that_stands_still_is_lost_at_the_deadline() {
 }
 
 #[test]
-fn what_is_missing_is_said_with_what_to_do() {
+fn missing_mpi_parts_are_reported_with_advice() {
     let started = |flags: &[&str], variables: &[(&str, &str)]| {
         let mut command = command(flags);
         command.envs(variables.iter().copied());

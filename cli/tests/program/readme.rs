@@ -40,7 +40,7 @@ fn printed(folder: &Path, line: &str) -> String {
 }
 
 #[test]
-fn the_plan_is_what_samite_plan_prints() {
+fn the_readme_plan_matches_samite_plan() {
     let readme = readme();
     let (_, rest) = readme.split_once("$ samite plan ").unwrap();
     let (block, _) = rest.split_once("```").unwrap();
@@ -68,7 +68,7 @@ fn the_plan_is_what_samite_plan_prints() {
 }
 
 #[test]
-fn every_command_is_in_the_table_and_the_other_way_around() {
+fn the_command_table_matches_the_commands() {
     let readme = readme();
     let rows = readme.lines().filter_map(|line| {
         let rest = line.strip_prefix("| `samite ")?;
@@ -124,7 +124,7 @@ fn anchors(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn links_are_not_broken() {
     let docs = std::fs::read_dir(root().join("docs")).unwrap();
     let docs = docs.map(|entry| entry.unwrap().path());
     let mut files: Vec<_> = docs
@@ -189,7 +189,7 @@ fn ratios(row: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_ratios_are_those_that_were_measured() {
+fn readme_ratios_match_the_measured_ones() {
     let readme = readme();
     let measured = std::fs::read_to_string(root().join("docs/performance.md")).unwrap();
     let (_, table) = measured.split_once("## Ratios").unwrap();
@@ -212,7 +212,7 @@ fn the_ratios_are_those_that_were_measured() {
 }
 
 #[test]
-fn the_training_command_works_once_its_text_was_made() {
+fn the_training_command_works() {
     let readme = readme();
     let command = "samite train models/stories/train.toml -o folder";
     assert!(readme.contains(command));
@@ -241,7 +241,7 @@ fn the_training_command_works_once_its_text_was_made() {
 }
 
 #[test]
-fn examples_are_not_broken_and_places_in_them_work() {
+fn help_examples_are_unbroken_and_their_rules_parse() {
     let (folder, model) = crate::tiny();
     std::fs::rename(model, folder.path().join("model.gguf")).unwrap();
     let readme = readme();

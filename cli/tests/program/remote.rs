@@ -49,7 +49,7 @@ impl Drop for Server {
 const STORY: [&str; 7] = ["run", "-p", "Once upon a time", "--temp", "0", "-t", "1"];
 
 #[test]
-fn a_model_writes_the_same_text_on_servers() {
+fn remote_servers_generate_the_same_text() {
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let servers = folders
         .each_ref()
@@ -134,7 +134,7 @@ fn ended((child, mut text): (Child, Vec<u8>)) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn a_server_that_comes_back_is_used_again() {
+fn a_restarted_server_is_used_again() {
     let folder = tempfile::tempdir().unwrap();
     let mut server = Server::start(folder.path(), "0", &["--device", "cpu"]);
     let (address, port) = (server.address.clone(), server.port().to_owned());
@@ -154,7 +154,7 @@ fn a_server_that_comes_back_is_used_again() {
 }
 
 #[test]
-fn a_server_that_does_not_come_back_is_an_error_and_never_a_hang() {
+fn a_lost_server_is_an_error_not_a_hang() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), "0", &["--device", "cpu"]);
     let (address, port) = (server.address.clone(), server.port().to_owned());
@@ -185,7 +185,7 @@ fn a_server_that_does_not_come_back_is_an_error_and_never_a_hang() {
 }
 
 #[test]
-fn a_conversation_outlives_its_server() {
+fn a_conversation_survives_a_server_restart() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), "0", &["--device", "cpu"]);
     let (address, port) = (server.address.clone(), server.port().to_owned());
@@ -225,7 +225,7 @@ fn a_conversation_outlives_its_server() {
 
 #[cfg(feature = "serve")]
 #[test]
-fn a_model_over_http_is_loaded_again_when_its_server_is_back() {
+fn a_served_model_is_reloaded_when_its_remote_server_returns() {
     let (_dir, model) = tiny();
     let folder = tempfile::tempdir().unwrap();
     let mut server = Server::start(folder.path(), "0", &["--device", "cpu"]);
@@ -255,7 +255,7 @@ fn a_model_over_http_is_loaded_again_when_its_server_is_back() {
 }
 
 #[test]
-fn servers_that_cannot_be_used_are_told() {
+fn unusable_servers_are_reported() {
     let (_dir, model) = tiny();
     let model = model.to_str().unwrap();
     let folder = tempfile::tempdir().unwrap();

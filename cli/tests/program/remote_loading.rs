@@ -130,7 +130,7 @@ fn run(arguments: &[&str], input: &str) -> Run {
 }
 
 #[test]
-fn it_is_waited_for_and_the_model_is_loaded_again() {
+fn the_model_is_reloaded_after_a_server_returns() {
     let dir = tempfile::tempdir().unwrap();
     let text = dir.path().join("text");
     std::fs::write(
@@ -166,7 +166,7 @@ fn it_is_waited_for_and_the_model_is_loaded_again() {
 
 /// The context is created after all weights have been sent, and then generation starts.
 #[test]
-fn it_is_waited_for_behind_the_weights() {
+fn a_server_lost_after_loading_weights_is_awaited() {
     let story = [&STORY[..], &["--temp", "0"]].concat();
     let here = run(&[&story[..], &["--device", "cpu"]].concat(), "").ok();
     for after in (1_050_000..1_400_000).step_by(50_000) {
@@ -182,7 +182,7 @@ fn it_is_waited_for_behind_the_weights() {
 const STORY: [&str; 7] = ["run", "-p", "Once upon", "-n", "9", "-t", "1"];
 
 #[test]
-fn one_that_does_not_come_back_is_an_error() {
+fn a_server_that_does_not_return_is_an_error() {
     let story = [&STORY[..], &["--remote-wait", "1"]].concat();
     let run = Proxy::start(1, false).run(&story, "");
     assert_eq!(run.code, Some(1), "{}", run.stderr);
@@ -193,7 +193,7 @@ fn one_that_does_not_come_back_is_an_error() {
 }
 
 #[test]
-fn one_that_is_lost_again_and_again_is_given_up() {
+fn loading_fails_after_repeated_server_losses() {
     let proxy = Proxy::start(usize::MAX, true);
     let run = proxy.run(&STORY, "");
     assert_eq!(run.code, Some(1), "{}", run.stderr);

@@ -35,7 +35,7 @@ impl Drop for Server {
 }
 
 #[test]
-fn a_model_writes_the_same_text_elsewhere() {
+fn rpc_servers_generate_the_same_text() {
     let server = Server::start(&["--device", "cpu"]);
     let text = |flags: &[&str]| {
         let story = [
@@ -72,7 +72,7 @@ fn a_model_writes_the_same_text_elsewhere() {
 }
 
 #[test]
-fn servers_that_are_not_there_are_told() {
+fn missing_rpc_servers_are_reported() {
     let (_dir, model) = tiny();
     let model = model.to_str().unwrap();
     let run = [

@@ -86,7 +86,7 @@ fn needed(model: &Path, flags: &[&str]) -> u64 {
 }
 
 #[test]
-fn a_draft_model_changes_no_text_and_its_memory_is_planned() {
+fn a_draft_model_keeps_the_text_and_its_memory_is_planned() {
     let (_dir, model) = tiny();
     let draft = smaller(&model);
     let draft = draft.to_str().unwrap();

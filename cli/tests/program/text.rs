@@ -24,7 +24,7 @@ fn text(model: &Path, prompt: &str, tokens: &str, flags: &str) -> String {
 }
 
 /// Checks that a text does not depend on how the work is divided.
-fn stays_the_same(model: &Path, layers: usize, prompt: &str, tokens: &str) -> String {
+fn check_device_independence(model: &Path, layers: usize, prompt: &str, tokens: &str) -> String {
     let expected = text(model, prompt, tokens, "--device cpu");
     let mut flags: Vec<String> = [
         "-t 1",
@@ -64,15 +64,15 @@ fn stays_the_same(model: &Path, layers: usize, prompt: &str, tokens: &str) -> St
 }
 
 #[test]
-fn of_a_tiny_model() {
+fn tiny_model_text_does_not_depend_on_the_device() {
     let (_dir, model) = tiny();
-    stays_the_same(&model, 3, "ab cd", "16");
+    check_device_independence(&model, 3, "ab cd", "16");
 }
 
 #[test]
-fn of_a_trained_model() {
+fn trained_model_text_does_not_depend_on_the_device() {
     let Some(model) = trained() else { return };
-    let story = stays_the_same(&model, 5, "Once upon a time", "150");
+    let story = check_device_independence(&model, 5, "Once upon a time", "150");
     assert!(story.starts_with(STORY), "{story}");
 }
 
@@ -87,7 +87,7 @@ fn a_quantized_model_still_makes_sense() {
 }
 
 #[test]
-fn seeds_decide() {
+fn seeds_determine_the_text() {
     let (_dir, model) = tiny();
     let with_seed = |seed| {
         with_model(
@@ -111,7 +111,7 @@ fn seeds_decide() {
 }
 
 #[test]
-fn a_biased_token_comes_or_does_not() {
+fn logit_biases_force_and_ban_tokens() {
     let (_dir, model) = tiny();
     let line = "run -m M -p ab -n 3 -q --ignore-eos --no-display-prompt --seed 1 --logit-bias";
     let text = with_model(&model, &format!("{line} 259+1000")).ok();
@@ -122,7 +122,7 @@ fn a_biased_token_comes_or_does_not() {
 
 #[test]
 #[cfg(feature = "grammar")]
-fn what_a_grammar_asks_for_is_written() {
+fn generated_text_matches_the_grammar() {
     let schema = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":8},
         "age":{"type":"integer","minimum":3,"maximum":12}},"required":["name","age"],
         "additionalProperties":false}"#;
@@ -167,7 +167,7 @@ fn what_a_grammar_asks_for_is_written() {
 }
 
 #[test]
-fn a_saved_text_goes_on_where_it_stopped() {
+fn a_saved_session_continues_where_it_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("saved.gguf");
     let path = path.to_str().unwrap();
@@ -198,7 +198,7 @@ fn a_saved_text_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn an_object_has_the_text_and_how_it_came_about() {
+fn json_output_has_text_log_probabilities_and_timings() {
     let line = "run --seed 5 -n 7 Once";
     let plain = samite(line.split_whitespace()).ok();
     let value = samite(format!("{line} --json --logprobs 2").split_whitespace()).json();

@@ -73,7 +73,7 @@ fn low_priority() -> (&'static str, String) {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn workers_and_the_main_thread_run_where_flags_say() {
+fn workers_and_the_main_thread_are_pinned_by_flags() {
     use std::process::Stdio;
     let allowed = threads_of(std::process::id());
     let (_, allowed, _) = allowed.first().unwrap();
@@ -112,7 +112,7 @@ fn workers_and_the_main_thread_run_where_flags_say() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn what_the_system_refuses_is_an_error_that_names_the_flag() {
+fn refused_thread_settings_are_errors_that_name_the_flag() {
     let (_dir, model) = tiny();
     let count = std::thread::available_parallelism().unwrap().get();
     if count < 1000 {
@@ -130,14 +130,14 @@ fn what_the_system_refuses_is_an_error_that_names_the_flag() {
 
 #[cfg(not(target_os = "linux"))]
 #[test]
-fn systems_without_affinity_say_so() {
+fn missing_affinity_support_is_reported() {
     let (_dir, model) = tiny();
     with_model(&model, "run -m M -p x -n 1 -C 1").fails(2, &["--cpu-mask: this system"]);
     with_model(&model, "run -m M -p x -n 1 --prio 1").fails(2, &["--prio: this system"]);
 }
 
 #[test]
-fn threads_of_prompts_are_a_flag_of_commands_with_models() {
+fn model_commands_have_a_prefill_thread_flag() {
     for name in [
         "run",
         "plan",
@@ -164,7 +164,7 @@ fn threads_of_prompts_are_a_flag_of_commands_with_models() {
 }
 
 #[test]
-fn flags_for_the_threads_of_prompts_alone_are_refused_unless_they_are_the_same() {
+fn prefill_thread_flags_that_differ_are_refused() {
     let (_dir, model) = tiny();
     let line = "run -m M -p ab -n 1 -t 1";
     with_model(&model, &format!("{line} --poll 0 --poll-batch 0")).ok();
@@ -182,7 +182,7 @@ fn flags_for_the_threads_of_prompts_alone_are_refused_unless_they_are_the_same()
 
 #[cfg(target_os = "linux")]
 #[test]
-fn other_commands_compute_where_flags_say() {
+fn other_commands_obey_thread_flags() {
     let (dir, model) = tiny();
     let last = samite::registry::CpuSet::allowed().unwrap();
     let last = last.iter().last().unwrap();

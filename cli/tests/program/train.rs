@@ -73,7 +73,7 @@ fn train(config: &Path, out: &Path, flags: &str) -> Run {
 }
 
 #[test]
-fn a_stopped_run_goes_on_where_it_was() {
+fn a_stopped_run_resumes_exactly() {
     let (dir, config) = project();
     let (whole, parts) = (dir.path().join("whole"), dir.path().join("parts"));
     let run = train(&config, &whole, "-t 1");
@@ -197,7 +197,7 @@ fn an_adapter_is_trained_run_and_merged() {
 }
 
 #[test]
-fn what_is_wrong_is_said_before_anything_is_learnt() {
+fn configuration_errors_are_reported_before_training() {
     let (dir, config) = project();
     let out = dir.path().join("out");
     train(&config, &out, "--resume").fails(2, &["no checkpoint", "--resume"]);
@@ -247,7 +247,7 @@ pub fn changed(config: &Path, changes: &[(&str, &str)]) -> PathBuf {
 }
 
 #[test]
-fn a_run_that_is_killed_again_and_again_comes_to_the_same_end() {
+fn a_repeatedly_killed_run_reaches_the_same_result() {
     let (dir, config) = project();
     let changes = [
         ("steps = 8", "steps = 120"),
@@ -296,7 +296,7 @@ fn a_run_that_is_killed_again_and_again_comes_to_the_same_end() {
 /// Simulates a full disk with a limit on file size: writes beyond it fail.
 #[cfg(unix)]
 #[test]
-fn a_full_disk_leaves_the_last_checkpoint() {
+fn a_full_disk_preserves_the_last_checkpoint() {
     let (dir, config) = project();
     let config = changed(&config, &[("evaluate_every = 4", "evaluate_every = 8")]);
     let (whole, full) = (dir.path().join("whole"), dir.path().join("full"));
@@ -360,7 +360,7 @@ fn a_damaged_checkpoint_is_refused() {
 }
 
 #[test]
-fn one_folder_is_for_one_process() {
+fn a_folder_is_locked_by_one_process() {
     let (dir, config) = project();
     let out = dir.path().join("out");
     std::fs::create_dir(&out).unwrap();
@@ -374,7 +374,7 @@ fn one_folder_is_for_one_process() {
 }
 
 #[test]
-fn endless_data_are_refused() {
+fn endless_training_data_is_refused() {
     let (dir, config) = project();
     let endless = changed(&config, &[("train.txt", "/dev/zero")]);
     let out = dir.path().join("out");
@@ -393,7 +393,7 @@ fn endless_data_are_refused() {
 }
 
 #[test]
-fn what_goes_wrong_while_learning_is_named() {
+fn training_failures_are_named() {
     let (dir, config) = project();
     let out = dir.path().join("out");
     let wild = changed(
@@ -444,7 +444,7 @@ fn what_goes_wrong_while_learning_is_named() {
 }
 
 #[test]
-fn without_a_model_the_embedded_one_writes() {
+fn run_uses_the_embedded_model_by_default() {
     let text = samite(["run", "-n", "30", "--temp", "0", "-q", "Once upon a time"]).ok();
     assert!(text.starts_with("Once upon a time, "), "{text}");
     assert!(text.split_whitespace().count() > 15, "{text}");

@@ -3,7 +3,7 @@
 use crate::{samite, tiny, with_model};
 
 #[test]
-fn arguments_that_are_no_command() {
+fn invalid_arguments_are_named() {
     samite(["nonsense"]).fails(2, &["nonsense"]);
     samite(["run", "-m"]).fails(2, &["--model"]);
     samite(["quantize"]).fails(2, &["<INPUT>; <OUTPUT>; <TYPE>"]);
@@ -62,7 +62,7 @@ fn commands_for_developers_keep_their_old_names() {
 }
 
 #[test]
-fn values_out_of_range() {
+fn out_of_range_values_are_refused() {
     let (_dir, model) = tiny();
     for (flags, part) in [
         ("-n x", "--n-predict"),
@@ -141,7 +141,7 @@ fn values_out_of_range() {
 }
 
 #[test]
-fn flags_of_llama_cpp_that_are_needless_or_the_same() {
+fn redundant_llama_cpp_flags_are_accepted() {
     let (_dir, model) = tiny();
     for flags in [
         "-no-cnv",
@@ -186,7 +186,7 @@ fn completions_and_manual_pages_are_written() {
 }
 
 #[test]
-fn devices_and_rules_that_do_not_exist() {
+fn unknown_devices_and_rules_are_named() {
     let (_dir, model) = tiny();
     for (flags, part) in [
         ("--device abacus", "abacus"),
@@ -220,7 +220,7 @@ fn devices_and_rules_that_do_not_exist() {
 }
 
 #[test]
-fn flags_of_the_other_commands() {
+fn invalid_flags_of_other_commands_are_named() {
     let (dir, model) = tiny();
     let text = dir.path().join("text");
     std::fs::write(&text, "a few words, not many").unwrap();
@@ -249,7 +249,7 @@ fn flags_of_the_other_commands() {
 }
 
 #[test]
-fn what_does_not_fit_is_said_before_anything_is_written() {
+fn size_errors_are_reported_before_any_output() {
     let (_dir, model) = tiny();
     let long = "word ".repeat(400);
     samite([

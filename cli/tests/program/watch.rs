@@ -18,7 +18,7 @@ fn run(model: &Path, more: &[&str]) -> Run {
 }
 
 #[test]
-fn watched_nodes_are_shown_beside_the_text() {
+fn watched_nodes_are_printed_alongside_the_text() {
     let (_dir, model) = tiny();
     let text = run(&model, &[]).ok();
     let watched = run(&model, &["--watch", "l_out-*", "--watch", "inp_embd"]);
@@ -101,7 +101,7 @@ fn watched_nodes_are_written_as_files() {
 }
 
 #[test]
-fn what_cannot_be_watched_is_said_and_nothing_is_left_behind() {
+fn invalid_watches_are_reported_and_leave_no_files() {
     let (dir, model) = tiny();
     let folder = dir.path().join("seen");
     let into = ["--watch-dir", folder.to_str().unwrap()];
@@ -131,7 +131,7 @@ fn what_cannot_be_watched_is_said_and_nothing_is_left_behind() {
 /// Files are limited to 4 KiB: the list of files exceeds that, but a token's result files do not.
 #[cfg(unix)]
 #[test]
-fn a_list_that_cannot_be_written_takes_no_result_with_it() {
+fn an_unwritable_file_list_keeps_the_results() {
     let (dir, model) = tiny();
     let folder = dir.path().join("seen");
     let run = crate::child("sh")
@@ -162,7 +162,7 @@ fn a_list_that_cannot_be_written_takes_no_result_with_it() {
 }
 
 #[test]
-fn nothing_but_nan_is_no_difference_and_is_told() {
+fn all_nan_results_are_equal_but_reported() {
     let dir = tempfile::tempdir().unwrap();
     let model = crate::hostile::with_nan(dir.path(), "blk.1.attn_norm.weight");
     let line = "compare -m M --device cpu,reference";
@@ -198,7 +198,7 @@ fn nothing_but_nan_is_no_difference_and_is_told() {
 }
 
 #[test]
-fn a_text_that_is_too_long_is_cut_with_a_warning() {
+fn overlong_text_is_truncated_with_a_warning() {
     let (dir, model) = tiny();
     let line = "compare -m M --device cpu,reference -c 1";
     let run = with_model(&model, &format!("{line} -p abc"));

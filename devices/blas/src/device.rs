@@ -3,8 +3,8 @@
 use crate::library::{Cblas, Product};
 use samite_core::{
     Access, Backend, BufferType, Capabilities, Device, DeviceKind, Error, Graph, HostMemory,
-    Layout, MemorySet, Node, Op, Placed, Prepared, Rejected, Result, RunControl, Stream, Support,
-    TensorId, TensorRef, host_buffer_type,
+    Layout, MemorySet, Node, Op, PlacedGraph, Prepared, Rejected, Result, RunControl, Stream,
+    Support, TensorId, TensorRef, host_buffer_type,
 };
 use std::any::Any;
 use std::fmt;
@@ -333,7 +333,7 @@ impl Stream for BlasStream {
         &*self.device
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         work.check()?;
         let mut memory = MemorySet::default();
         let mut steps = Vec::new();

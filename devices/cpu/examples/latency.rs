@@ -3,8 +3,8 @@
 //! `cargo run --release -p samite-cpu --example latency`.
 
 use samite_core::{
-    CancelToken, DType, Device, Graph, Layout, Placed, Result, Rope, RopeMode, RunControl, Slot,
-    TensorId, TensorRef, Usage, align_up, host_buffer_type,
+    CancelToken, DType, Device, Graph, Layout, PlacedGraph, Result, Rope, RopeMode, RunControl,
+    Slot, TensorId, TensorRef, Usage, align_up, host_buffer_type,
 };
 use samite_cpu::{CpuDevice, CpuOptions};
 use std::sync::Arc;
@@ -115,7 +115,7 @@ fn main() -> Result<()> {
         .collect();
     let workspace = at(size, Layout::contiguous(DType::I8, [workspace, 1, 1, 1])?);
     let mut stream = Arc::clone(&device).open_stream()?;
-    let mut prepared = stream.prepare(Placed {
+    let mut prepared = stream.prepare(PlacedGraph {
         graph: &graph,
         nodes: &nodes,
         places: &places,

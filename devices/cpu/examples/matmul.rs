@@ -7,8 +7,8 @@
 //! memory (`cpu-packed`), if the type has a packed layout.
 
 use samite_core::{
-    BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl, Slot,
-    TensorGroup, TensorRef, Usage, host_buffer_type,
+    BufferType, CancelToken, DType, Device, Error, Graph, Layout, PlacedGraph, Result, RunControl,
+    Slot, TensorGroup, TensorRef, Usage, host_buffer_type,
 };
 use samite_cpu::{CpuDevice, CpuOptions, Peaks, allowed_threads, measure_peaks};
 use std::sync::Arc;
@@ -86,7 +86,7 @@ fn measure(
         Usage::Compute,
     )?;
     let mut stream = Arc::clone(device).open_stream()?;
-    let mut prepared = stream.prepare(Placed {
+    let mut prepared = stream.prepare(PlacedGraph {
         graph: &graph,
         nodes: &nodes,
         places: &places,

@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_does_not_start_holds_no_other() {
+    fn a_thread_that_fails_to_start_blocks_no_other() {
         let asked = std::cell::Cell::new(0);
         let every_third_fails = || {
             asked.set(asked.get() + 1);
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_and_larger_limits() {
+    fn merged_peaks_take_the_larger_limits() {
         let probe = Probe::new();
         assert!(probe.clock_hz() > 1e8 && probe.read_bytes() > 1e7);
         let one = Peaks {

@@ -10,8 +10,8 @@ use crate::table::kernel_for;
 use crate::tune;
 use samite_core::{
     Backend, Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Graph, HostMemory,
-    MemoryInfo, Node, Parameters, Placed, Prepared, Result, RunControl, Selection, Stream, Support,
-    TensorId, TensorRef, Usage, host_buffer, host_buffer_type, same_buffer_type,
+    MemoryInfo, Node, Parameters, PlacedGraph, Prepared, Result, RunControl, Selection, Stream,
+    Support, TensorId, TensorRef, Usage, host_buffer, host_buffer_type, same_buffer_type,
 };
 use samite_threads::{CpuSet, MAX_THREADS, Pool, PoolOptions};
 use std::any::Any;
@@ -261,7 +261,7 @@ impl Stream for CpuStream {
         &*self.device
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         work.check()?;
         let device = &*self.device;
         let program = Program::compile(work, &device.name, device.isa, device.threads)?;
@@ -426,7 +426,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_single_thread_runs_where_its_pool_says() {
+    fn a_single_thread_is_pinned_as_its_pool() {
         use samite_threads::{CpuSet, PoolOptions};
         let last = CpuSet::allowed().unwrap().iter().last().unwrap();
         let pool = Pool::with_options(&PoolOptions {
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_numbers_and_ranges() {
+    fn core_lists_are_parsed() {
         let cores = |text| parse_cores(text).map(|cores| cores.to_string());
         assert_eq!(cores("3").as_deref(), Ok("3"));
         assert_eq!(cores("0-2+8+6").as_deref(), Ok("0-2, 6, 8"));
@@ -464,7 +464,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_device_on_some_cores_has_a_name_of_its_own() {
+    fn a_device_on_selected_cores_has_its_own_name() {
         let last = CpuSet::allowed().unwrap().iter().last().unwrap();
         let backend = CpuBackend::new(CpuOptions::default());
         let configure = |text: String| {
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_has_as_many_threads_as_its_stream_was_told() {
+    fn a_run_uses_the_thread_count_of_its_stream() {
         let pool = Arc::new(Pool::new(4, 2));
         let device = CpuDevice::new(CpuOptions::default().with_pool(pool).with_threads(3));
         let mut stream = CpuStream {

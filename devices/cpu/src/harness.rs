@@ -47,7 +47,7 @@ impl Bench {
         let bytes = samite_core::Layout::contiguous(DType::I8, [workspace, 1, 1, 1])?;
         let workspace = place(size, bytes);
         let mut stream = Arc::clone(device).open_stream()?;
-        let prepared = stream.prepare(samite_core::Placed {
+        let prepared = stream.prepare(samite_core::PlacedGraph {
             graph,
             nodes: &nodes,
             places: &places,

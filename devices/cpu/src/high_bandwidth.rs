@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_of_a_device_lies_there() {
+    fn all_device_memory_is_high_bandwidth() {
         let folder = tempfile::tempdir().unwrap();
         let Some(path) = stand_in(folder.path(), "libhbm.so", &["-DLIMIT=1000000"]) else {
             return;
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_weights_come_back() {
+    fn packed_weights_are_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let Some(path) = stand_in(folder.path(), "libhbm.so", &[]) else {
             return;
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn its_absence_has_a_reason() {
+    fn missing_high_bandwidth_memory_has_a_reason() {
         let folder = tempfile::tempdir().unwrap();
         let nowhere = memkind::load(&["/nowhere/libmemkind.so.0"]).unwrap_err();
         assert!(

@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quotas() {
+    fn cgroup_cpu_quotas_are_parsed() {
         assert_eq!(parse_cpu_max("150000 100000\n"), Some(1.5));
         assert_eq!(parse_cpu_max("max 100000\n"), None);
         assert_eq!(parse_cpu_max(""), None);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn memberships_of_both_versions() {
+    fn cgroup_memberships_of_both_versions_are_parsed() {
         assert_eq!(
             parse_memberships("0::/user.slice/session.scope\n"),
             Memberships {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_name() {
+    fn memory_sizes_and_processor_name_are_parsed() {
         let info = parse_meminfo(
             "MemTotal:       24684084 kB\nMemFree: 1 kB\nMemAvailable:   20000000 kB\n",
         );

@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_every_element_once_and_stay_in_rows() {
+    fn row_pieces_cover_every_element_once() {
         let layout = Layout::contiguous(DType::F32, [5, 2, 3, 1]).unwrap();
         for (start, end) in [(0, 30), (3, 17), (7, 7), (4, 6)] {
             let mut next = start;
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn alignments_divide_the_sizes_of_blocks() {
+    fn alignments_divide_block_sizes() {
         for dtype in DType::all() {
             assert_eq!(dtype.block_bytes() % alignment(dtype), 0, "{dtype}");
         }

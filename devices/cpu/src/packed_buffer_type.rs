@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_in_any_pieces_is_read_back() {
+    fn weights_written_in_any_chunks_are_read_back() {
         for dtype in [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q6_K] {
             let layout = Layout::contiguous(dtype, [256, 37, 2, 1]).unwrap();
             let tensor = tensor(layout);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_and_fills() {
+    fn packed_buffers_support_copies_and_fills() {
         let layout = Layout::contiguous(DType::Q4_0, [64, 19, 1, 1]).unwrap();
         let (to, data) = (tensor(layout), noise(layout.bytes()));
         let wanted = [("host", layout)];
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_kernels_use_is_accepted() {
+    fn only_weights_with_packed_kernels_are_accepted() {
         let memory = packed_buffer_type();
         let accepts = |dtype, shape| {
             let mut g = Graph::new();

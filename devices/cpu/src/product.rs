@@ -18,7 +18,7 @@ pub(crate) struct Panel {
     /// True if results should bypass the caches, if the product supports that.
     pub past_caches: bool,
     /// Access pattern for products that multiply weights directly after loading.
-    pub reading: Reading,
+    pub reading: AccessPattern,
     /// Memory that only this thread uses, if the product needs it.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub scratch: *mut u8,
@@ -41,7 +41,7 @@ pub(crate) type PanelFn = unsafe fn(&Panel, &[Column]);
 
 /// Access pattern of a product with few columns for weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Reading {
+pub(crate) struct AccessPattern {
     /// Prefetch distance in bytes. On processors with good hardware prefetchers, requests far ahead
     /// only interfere. Others read half as fast without them.
     pub ahead: usize,
@@ -49,10 +49,10 @@ pub(crate) struct Reading {
     pub streams: usize,
 }
 
-impl Reading {
+impl AccessPattern {
     pub const DEFAULT: Self = Self::new(6144, 1);
 
     pub const fn new(ahead: usize, streams: usize) -> Self {
-        Reading { ahead, streams }
+        AccessPattern { ahead, streams }
     }
 }

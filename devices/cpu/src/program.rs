@@ -9,7 +9,8 @@ use crate::packed::memory_of;
 use crate::table::kernel_for;
 use samite_core::environment::Instant;
 use samite_core::{
-    Access, Buffer, Error, MemorySet, Node, Op, Placed, Result, RunControl, TensorId, TensorRef,
+    Access, Buffer, Error, MemorySet, Node, Op, PlacedGraph, Result, RunControl, TensorId,
+    TensorRef,
 };
 use samite_threads::{Pool, Team};
 use std::ops::Range;
@@ -37,14 +38,14 @@ pub(crate) struct Program {
 }
 
 /// Reason for the early end of a run.
-enum Trouble {
+enum RunError {
     Fault(usize, Fault),
     Panic(usize),
     Cancelled,
 }
 
 impl Program {
-    pub fn compile(work: Placed<'_>, device: &str, isa: Isa, threads: usize) -> Result<Self> {
+    pub fn compile(work: PlacedGraph<'_>, device: &str, isa: Isa, threads: usize) -> Result<Self> {
         let mut program = Program {
             device: device.into(),
             threads,
@@ -116,7 +117,7 @@ impl Program {
         &mut self,
         node: Node<'_>,
         fusions: &[Fusion],
-        work: &Placed<'_>,
+        work: &PlacedGraph<'_>,
         isa: Isa,
         workspace: Workspace,
     ) -> Result<()> {
@@ -243,16 +244,16 @@ impl Program {
             for (number, step) in self.steps.iter().enumerate() {
                 current = number;
                 if control.cancel.is_cancelled() {
-                    return Err(Trouble::Cancelled);
+                    return Err(RunError::Cancelled);
                 }
                 let start = control.observer.map(|_| begin.elapsed());
                 for phase in &self.phases[step.phases.clone()] {
                     for first in (0..phase.tasks).step_by(phase.most) {
                         if first > 0 && control.cancel.is_cancelled() {
-                            return Err(Trouble::Cancelled);
+                            return Err(RunError::Cancelled);
                         }
                         let tasks = first..phase.tasks.min(first + phase.most);
-                        (phase.run)(tasks, 0).map_err(|fault| Trouble::Fault(number, fault))?;
+                        (phase.run)(tasks, 0).map_err(|fault| RunError::Fault(number, fault))?;
                     }
                 }
                 if let (Some(observer), Some(start)) = (control.observer, start) {
@@ -262,7 +263,7 @@ impl Program {
             Ok(())
         }));
         outcome
-            .unwrap_or(Err(Trouble::Panic(current)))
+            .unwrap_or(Err(RunError::Panic(current)))
             .map_err(|trouble| self.error(trouble))
     }
 
@@ -287,7 +288,7 @@ impl Program {
     /// Runs one worker through all phases. Phases that are not shared run in worker 0, one after
     /// the other without barriers. All workers wait at a barrier before and after each shared
     /// phase.
-    fn work(&self, worker: usize, team: &Team, control: RunControl<'_>, report: &dyn Fn(Trouble)) {
+    fn work(&self, worker: usize, team: &Team, control: RunControl<'_>, report: &dyn Fn(RunError)) {
         // Worker 0 has finished phases whose end the others have not seen yet. After a failure
         // there it stops on its own; the others learn of it at the next barrier.
         let (mut unseen, mut halted) = (false, false);
@@ -297,7 +298,7 @@ impl Program {
                 .then(|| control.observer.map(|_| begin.elapsed()))
                 .flatten();
             if worker == 0 && !halted && control.cancel.is_cancelled() {
-                report(Trouble::Cancelled);
+                report(RunError::Cancelled);
                 halted = true;
             }
             for phase in &self.phases[step.phases.clone()] {
@@ -319,7 +320,7 @@ impl Program {
                     }
                     if phase.most < phase.tasks {
                         if worker == 0 && control.cancel.is_cancelled() {
-                            report(Trouble::Cancelled);
+                            report(RunError::Cancelled);
                         }
                         if team.is_asked_to_stop() {
                             break;
@@ -336,15 +337,15 @@ impl Program {
         }
     }
 
-    fn error(&self, trouble: Trouble) -> Error {
+    fn error(&self, trouble: RunError) -> Error {
         let label = |number: usize| self.steps.get(number).map_or("", |step| &step.label);
         match trouble {
-            Trouble::Cancelled => Error::Cancelled,
-            Trouble::Panic(number) => Error::device(
+            RunError::Cancelled => Error::Cancelled,
+            RunError::Panic(number) => Error::device(
                 &self.device,
                 format!("{}: a kernel panicked", label(number)),
             ),
-            Trouble::Fault(number, fault) => Error::device(
+            RunError::Fault(number, fault) => Error::device(
                 &self.device,
                 format!(
                     "{}: element {} of source {} is {}, which is not one of the {} possible row numbers",
@@ -418,16 +419,16 @@ fn attempt(
     tasks: Range<usize>,
     step: usize,
     worker: usize,
-    report: &dyn Fn(Trouble),
+    report: &dyn Fn(RunError),
 ) -> bool {
     match catch_unwind(AssertUnwindSafe(|| (phase.run)(tasks, worker))) {
         Ok(Ok(())) => true,
         Ok(Err(fault)) => {
-            report(Trouble::Fault(step, fault));
+            report(RunError::Fault(step, fault));
             false
         }
         Err(_) => {
-            report(Trouble::Panic(step));
+            report(RunError::Panic(step));
             false
         }
     }

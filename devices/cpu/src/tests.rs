@@ -28,7 +28,7 @@ fn large() -> (Graph, [TensorId; 2], TensorId) {
 }
 
 #[test]
-fn results_do_not_depend_on_the_number_of_threads() {
+fn results_do_not_depend_on_the_device_thread_count() {
     let (g, [weights, x], out) = large();
     let outcome = |device: &std::sync::Arc<CpuDevice>| {
         let mut bench = Bench::new(&g, device).unwrap();
@@ -54,7 +54,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
-fn results_do_not_depend_on_the_number_of_threads_of_a_run() {
+fn results_do_not_depend_on_the_stream_thread_count() {
     let (g, [weights, x], out) = large();
     let device = device(4);
     let mut bench = Bench::new(&g, &device).unwrap();
@@ -74,7 +74,7 @@ fn results_do_not_depend_on_the_number_of_threads_of_a_run() {
 }
 
 #[test]
-fn devices_share_a_pool_of_which_each_uses_a_part() {
+fn devices_share_a_pool_with_different_thread_counts() {
     let (g, [weights, x], out) = large();
     let pool = Arc::new(Pool::new(4, 2));
     let options = CpuOptions::default().with_pool(Arc::clone(&pool));
@@ -105,7 +105,7 @@ fn devices_share_a_pool_of_which_each_uses_a_part() {
 }
 
 #[test]
-fn streams_of_one_device_run_side_by_side() {
+fn streams_of_one_device_run_concurrently() {
     let (g, [weights, x], out) = large();
     let device = device(2);
     let results: Vec<Vec<f32>> = std::thread::scope(|scope| {
@@ -145,7 +145,7 @@ fn cancelled_work_stops_and_can_run_again() {
 
 /// Cancelling a run does not wait for the end of a long node.
 #[test]
-fn long_nodes_look_whether_they_are_cancelled() {
+fn long_nodes_check_for_cancellation() {
     let mut product = Graph::new();
     let weights = input(&mut product, &[2048, 1024]);
     let x = input(&mut product, &[2048, 1024]);
@@ -233,7 +233,7 @@ fn an_observer_that_panics_is_an_error() {
 }
 
 #[test]
-fn bad_row_numbers_are_errors_that_name_them() {
+fn bad_row_indices_are_errors_that_name_them() {
     for bad in [4, -1, i32::MIN, i32::MAX] {
         let mut g = Graph::new();
         let table = input(&mut g, &[32, 4]);
@@ -335,7 +335,7 @@ fn read_only_memory_is_not_written_to() {
     };
     let places = [Some(place.clone()), Some(place)];
     let mut stream = device(1).open_stream().unwrap();
-    let work = Placed {
+    let work = PlacedGraph {
         graph: &g,
         nodes: &[y],
         places: &places,
@@ -349,7 +349,7 @@ fn read_only_memory_is_not_written_to() {
 }
 
 #[test]
-fn scratch_memory_is_the_same_before_weights_have_memory() {
+fn scratch_size_does_not_depend_on_weight_allocation() {
     let device = CpuDevice::new(CpuOptions::default().with_threads(2));
     let packed = &device.extra_buffer_types()[0];
     let mut wants_some = false;

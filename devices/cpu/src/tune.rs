@@ -8,7 +8,7 @@
 use crate::activations::ActivationForm;
 use crate::detect::{Isa, IsaLevel};
 use crate::packed::{self, PackedProduct, layout::PackedLayout};
-use crate::product::{Column, Panel, Reading};
+use crate::product::{AccessPattern, Column, Panel};
 use samite_core::environment::Instant;
 use samite_core::{DType, HostMemory, Layout};
 use std::fmt;
@@ -29,7 +29,7 @@ const VERSION: u32 = 1;
 pub(crate) fn detect(limit: Option<IsaLevel>) -> Isa {
     let isa = Isa::detect(limit);
     match isa.crossed() {
-        Some(crossed) if choose::<Crossing>(isa).0 => crossed,
+        Some(crossed) if choose::<ProductOrder>(isa).0 => crossed,
         _ => isa,
     }
 }
@@ -85,15 +85,15 @@ fn choose_from<C: ImplementationChoice>(isa: Isa) -> (C, Source) {
 fn find<C: ImplementationChoice>(isa: Isa) -> (C, Source) {
     let variable = std::env::var(TUNING_VARIABLE).unwrap_or_default();
     match given::<C>(&variable) {
-        Wish::Default => return (C::DEFAULT, Source::Default),
-        Wish::Given(choice) => return (choice, Source::Given),
-        Wish::Nothing => {
+        TuneRequest::Default => return (C::DEFAULT, Source::Default),
+        TuneRequest::Given(choice) => return (choice, Source::Given),
+        TuneRequest::Nothing => {
             if let Some(choice) = kept_in(isa).and_then(|file| kept::<C>(file)) {
                 return (choice, Source::Kept);
             }
         }
-        Wish::Measure => {}
-        Wish::Wrong(what) => tracing::warn!(
+        TuneRequest::Measure => {}
+        TuneRequest::Wrong(what) => tracing::warn!(
             "{TUNING_VARIABLE}: '{what}' is neither 'default', 'measure' nor a setting of '{}' such as '{}'",
             C::NAME,
             C::DEFAULT
@@ -113,7 +113,7 @@ fn find<C: ImplementationChoice>(isa: Isa) -> (C, Source) {
 
 /// Request in the environment variable.
 #[derive(Debug, PartialEq)]
-enum Wish<'a, C> {
+enum TuneRequest<'a, C> {
     Nothing,
     Default,
     Measure,
@@ -121,19 +121,21 @@ enum Wish<'a, C> {
     Wrong(&'a str),
 }
 
-fn given<C: ImplementationChoice>(variable: &str) -> Wish<'_, C> {
+fn given<C: ImplementationChoice>(variable: &str) -> TuneRequest<'_, C> {
     let words = variable.split_whitespace();
-    let mut wish = Wish::Nothing;
+    let mut wish = TuneRequest::Nothing;
     for word in words {
         wish = match (word, word.split_once('=')) {
-            ("default", _) => Wish::Default,
-            ("measure", _) => Wish::Measure,
+            ("default", _) => TuneRequest::Default,
+            ("measure", _) => TuneRequest::Measure,
             (_, Some((name, value))) if name == C::NAME => match C::parse(value) {
-                Some(choice) => Wish::Given(choice),
-                None => Wish::Wrong(word),
+                Some(choice) => TuneRequest::Given(choice),
+                None => TuneRequest::Wrong(word),
             },
-            (_, Some((name, _))) if [Readings::NAME, Crossing::NAME].contains(&name) => continue,
-            _ => Wish::Wrong(word),
+            (_, Some((name, _))) if [AccessPatterns::NAME, ProductOrder::NAME].contains(&name) => {
+                continue;
+            }
+            _ => TuneRequest::Wrong(word),
         };
     }
     wish
@@ -174,16 +176,16 @@ fn model() -> String {
 
 /// Returns all choices as text, in the format of [`TUNING_VARIABLE`], with their sources.
 pub(crate) fn report(isa: Isa) -> String {
-    let (readings, from) = choose_from::<Readings>(isa);
-    let mut text = format!("{}={readings} ({from})", Readings::NAME);
+    let (readings, from) = choose_from::<AccessPatterns>(isa);
+    let mut text = format!("{}={readings} ({from})", AccessPatterns::NAME);
     if let Some(straight) = isa.straight() {
-        let (crossing, from) = choose_from::<Crossing>(straight);
-        text += &format!(" {}={crossing} ({from})", Crossing::NAME);
+        let (crossing, from) = choose_from::<ProductOrder>(straight);
+        text += &format!(" {}={crossing} ({from})", ProductOrder::NAME);
     }
     text
 }
 
-impl Reading {
+impl AccessPattern {
     /// Candidates.
     const ALL: [Self; 5] = [
         Self::new(128, 1),
@@ -196,24 +198,24 @@ impl Reading {
     fn parse(text: &str) -> Option<Self> {
         let (ahead, streams) = text.split_once('x')?;
         let (ahead, streams) = (ahead.parse().ok()?, streams.parse().ok()?);
-        (ahead <= 1 << 20 && (1..=8).contains(&streams)).then_some(Reading { ahead, streams })
+        (ahead <= 1 << 20 && (1..=8).contains(&streams)).then_some(AccessPattern { ahead, streams })
     }
 }
 
 /// Access patterns for weights of products with one column, with two to four, and with more.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Readings([Reading; 3]);
+pub(crate) struct AccessPatterns([AccessPattern; 3]);
 
-impl Readings {
+impl AccessPatterns {
     /// With many columns, data that arrives too early evicts them.
-    pub const DEFAULT: Self = Readings([
-        Reading::new(6144, 1),
-        Reading::new(9216, 1),
-        Reading::new(3072, 1),
+    pub const DEFAULT: Self = AccessPatterns([
+        AccessPattern::new(6144, 1),
+        AccessPattern::new(9216, 1),
+        AccessPattern::new(3072, 1),
     ]);
 
     /// Returns the access pattern of a product with `columns` columns.
-    pub fn for_columns(&self, columns: usize) -> Reading {
+    pub fn for_columns(&self, columns: usize) -> AccessPattern {
         let [one, few, more] = self.0;
         match columns {
             0 | 1 => one,
@@ -223,25 +225,25 @@ impl Readings {
     }
 }
 
-impl fmt::Display for Readings {
+impl fmt::Display for AccessPatterns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [one, few, more] = self
             .0
-            .map(|Reading { ahead, streams }| format!("{ahead}x{streams}"));
+            .map(|AccessPattern { ahead, streams }| format!("{ahead}x{streams}"));
         write!(f, "{one},{few},{more}")
     }
 }
 
-impl ImplementationChoice for Readings {
+impl ImplementationChoice for AccessPatterns {
     const NAME: &'static str = "reading";
-    const DEFAULT: Self = Readings::DEFAULT;
+    const DEFAULT: Self = AccessPatterns::DEFAULT;
 
     fn parse(text: &str) -> Option<Self> {
         let readings = text
             .split(',')
-            .map(Reading::parse)
+            .map(AccessPattern::parse)
             .collect::<Option<Vec<_>>>()?;
-        Some(Readings(readings.try_into().ok()?))
+        Some(AccessPatterns(readings.try_into().ok()?))
     }
 
     fn measure(isa: Isa) -> Option<Self> {
@@ -250,46 +252,48 @@ impl ImplementationChoice for Readings {
         if !cfg!(target_arch = "x86_64") {
             return None; // no prefetching
         }
-        let mut best = Readings::DEFAULT;
+        let mut best = AccessPatterns::DEFAULT;
         for (default, columns) in best.0.iter_mut().zip([1, 4, 8]) {
             let work = TimedProduct::new(isa, DType::Q4_0, [2048, BYTES / 1152], columns)?;
-            let ways = Reading::ALL.map(|reading| {
+            let ways = AccessPattern::ALL.map(|reading| {
                 let work = &work;
                 move || {
                     work.flush();
                     work.run(reading)
                 }
             });
-            *default =
-                Reading::ALL[fastest(&ways, Reading::ALL.iter().position(|way| way == default)?)];
+            *default = AccessPattern::ALL[fastest(
+                &ways,
+                AccessPattern::ALL.iter().position(|way| way == default)?,
+            )];
         }
         Some(best)
     }
 
     fn settled() -> &'static Mutex<Vec<(Isa, Self, Source)>> {
-        static SETTLED: Mutex<Vec<(Isa, Readings, Source)>> = Mutex::new(Vec::new());
+        static SETTLED: Mutex<Vec<(Isa, AccessPatterns, Source)>> = Mutex::new(Vec::new());
         &SETTLED
     }
 }
 
 /// True if [crossed products](crate::simd::int16) are faster.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Crossing(pub bool);
+pub(crate) struct ProductOrder(pub bool);
 
-impl fmt::Display for Crossing {
+impl fmt::Display for ProductOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0 { "yes" } else { "no" })
     }
 }
 
-impl ImplementationChoice for Crossing {
+impl ImplementationChoice for ProductOrder {
     const NAME: &'static str = "crossed";
-    const DEFAULT: Self = Crossing(false);
+    const DEFAULT: Self = ProductOrder(false);
 
     fn parse(text: &str) -> Option<Self> {
         match text {
-            "yes" => Some(Crossing(true)),
-            "no" => Some(Crossing(false)),
+            "yes" => Some(ProductOrder(true)),
+            "no" => Some(ProductOrder(false)),
             _ => None,
         }
     }
@@ -298,12 +302,12 @@ impl ImplementationChoice for Crossing {
         const COLUMNS: usize = 240;
         let work = |isa| TimedProduct::new(isa, DType::F16, [1024, 4 * packed::PANEL], COLUMNS);
         let (straight, crossed) = (work(isa)?, work(isa.crossed()?)?);
-        let ways = [&straight, &crossed].map(|work| move || work.run(Reading::DEFAULT));
-        Some(Crossing(fastest(&ways, 0) == 1))
+        let ways = [&straight, &crossed].map(|work| move || work.run(AccessPattern::DEFAULT));
+        Some(ProductOrder(fastest(&ways, 0) == 1))
     }
 
     fn settled() -> &'static Mutex<Vec<(Isa, Self, Source)>> {
-        static SETTLED: Mutex<Vec<(Isa, Crossing, Source)>> = Mutex::new(Vec::new());
+        static SETTLED: Mutex<Vec<(Isa, ProductOrder, Source)>> = Mutex::new(Vec::new());
         &SETTLED
     }
 }
@@ -377,7 +381,7 @@ impl TimedProduct {
                 first: 0,
                 slabs: product.form.slabs()?.distance,
                 past_caches: true,
-                reading: Reading::DEFAULT,
+                reading: AccessPattern::DEFAULT,
                 scratch: std::ptr::null_mut(),
             },
             columns: list.collect(),
@@ -386,7 +390,7 @@ impl TimedProduct {
         })
     }
 
-    fn run(&self, reading: Reading) -> Duration {
+    fn run(&self, reading: AccessPattern) -> Duration {
         let panel = Panel {
             reading,
             ..self.panel
@@ -429,12 +433,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_read_as_they_are_printed() {
-        for readings in [Readings::DEFAULT, Readings([Reading::ALL[1]; 3])] {
-            assert_eq!(Readings::parse(&readings.to_string()), Some(readings));
+    fn settings_round_trip_through_text() {
+        for readings in [
+            AccessPatterns::DEFAULT,
+            AccessPatterns([AccessPattern::ALL[1]; 3]),
+        ] {
+            assert_eq!(AccessPatterns::parse(&readings.to_string()), Some(readings));
         }
-        for crossing in [Crossing(true), Crossing(false)] {
-            assert_eq!(Crossing::parse(&crossing.to_string()), Some(crossing));
+        for crossing in [ProductOrder(true), ProductOrder(false)] {
+            assert_eq!(ProductOrder::parse(&crossing.to_string()), Some(crossing));
         }
         for text in [
             "",
@@ -445,30 +452,33 @@ mod tests {
             "9999999x1,1x1,1x1",
             "128x9,1x1,1x1",
         ] {
-            assert_eq!(Readings::parse(text), None, "{text}");
+            assert_eq!(AccessPatterns::parse(text), None, "{text}");
         }
     }
 
     #[test]
-    fn the_environment_decides_first() {
+    fn the_environment_variable_has_priority() {
         let both = "reading=128x2,0x1,64x4 crossed=yes";
-        let readings = Readings(
-            [(128, 2), (0, 1), (64, 4)].map(|(ahead, streams)| Reading { ahead, streams }),
+        let readings = AccessPatterns(
+            [(128, 2), (0, 1), (64, 4)].map(|(ahead, streams)| AccessPattern { ahead, streams }),
         );
-        assert_eq!(given(both), Wish::Given(readings));
-        assert_eq!(given(both), Wish::Given(Crossing(true)));
-        assert_eq!(given::<Readings>("crossed=no"), Wish::Nothing);
-        assert_eq!(given::<Crossing>("default"), Wish::Default);
-        assert_eq!(given::<Crossing>("measure"), Wish::Measure);
+        assert_eq!(given(both), TuneRequest::Given(readings));
+        assert_eq!(given(both), TuneRequest::Given(ProductOrder(true)));
+        assert_eq!(given::<AccessPatterns>("crossed=no"), TuneRequest::Nothing);
+        assert_eq!(given::<ProductOrder>("default"), TuneRequest::Default);
+        assert_eq!(given::<ProductOrder>("measure"), TuneRequest::Measure);
         assert_eq!(
-            given::<Crossing>("crossed=perhaps"),
-            Wish::Wrong("crossed=perhaps")
+            given::<ProductOrder>("crossed=perhaps"),
+            TuneRequest::Wrong("crossed=perhaps")
         );
-        assert_eq!(given::<Crossing>("twisted=yes"), Wish::Wrong("twisted=yes"));
+        assert_eq!(
+            given::<ProductOrder>("twisted=yes"),
+            TuneRequest::Wrong("twisted=yes")
+        );
     }
 
     #[test]
-    fn only_what_is_clearly_faster_replaces_the_default() {
+    fn only_clearly_faster_settings_replace_the_default() {
         let way = |micros| move || Duration::from_micros(micros);
         assert_eq!(fastest(&[way(100), way(97), way(99)], 0), 0);
         assert_eq!(fastest(&[way(100), way(90), way(50)], 0), 2);
@@ -476,12 +486,12 @@ mod tests {
     }
 
     #[test]
-    fn every_level_that_is_measured_gets_a_choice() {
+    fn every_measured_level_gets_a_setting() {
         for isa in Isa::all() {
-            let readings = Readings::measure(isa);
+            let readings = AccessPatterns::measure(isa);
             assert_eq!(readings.is_some(), cfg!(target_arch = "x86_64"), "{isa:?}");
             let asks = isa.crossed().is_some();
-            assert_eq!(Crossing::measure(isa).is_some(), asks, "{isa:?}");
+            assert_eq!(ProductOrder::measure(isa).is_some(), asks, "{isa:?}");
         }
     }
 }

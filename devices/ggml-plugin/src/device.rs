@@ -2,7 +2,7 @@
 
 use crate::buffers::{self, Kind, kind};
 use crate::host::{Host, guard, log_error};
-use crate::memory::Questions;
+use crate::memory::QueryLocations;
 use crate::stream;
 use samite_core::formula::is_formula;
 use samite_core::{Backend as _, DType, Device as _, Support};
@@ -295,7 +295,7 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), UnsupportedConversion> {
     }
     // SAFETY: the first source is valid, and so is its buffer if it is not null.
     let weights = source.map_or(Kind::Host, |weights| unsafe { kind(weights) });
-    let mut importer = Importer::new(Questions);
+    let mut importer = Importer::new(QueryLocations);
     // SAFETY: the tensor and everything it points to are valid, as `node` requires.
     let id = unsafe { importer.node(tensor) }?;
     let imported = importer.finish();

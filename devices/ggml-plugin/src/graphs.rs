@@ -117,7 +117,7 @@ mod tests {
     use samite_ggml::abi::op;
 
     #[test]
-    fn equal_graphs_are_recognised_and_any_change_is_seen() {
+    fn equal_graphs_share_a_fingerprint_and_changes_are_detected() {
         let mut x = Tensor::zeroed();
         let mut y = Tensor::zeroed();
         y.op = op::SQR;

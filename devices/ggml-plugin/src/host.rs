@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_becomes_an_answer() {
+    fn a_panic_becomes_the_error_value() {
         assert_eq!(guard(7, || 8), 8);
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_host_there_is_a_reason() {
+    fn a_missing_host_has_a_reason() {
         let error = Host::get().err().unwrap();
         assert!(error.contains("ggml_version"), "{error}");
         assert!(crate::ggml_backend_init().is_null());

@@ -15,12 +15,12 @@ use std::sync::Arc;
 
 /// Actual locations of tensors, for graphs that will run.
 #[derive(Default)]
-pub struct Places {
+pub struct TensorLocations {
     buffers: HashMap<*const Buffer, (Arc<dyn SamiteBuffer>, usize)>,
     nothing: Option<Arc<dyn SamiteBuffer>>,
 }
 
-impl TensorMemory for Places {
+impl TensorMemory for TensorLocations {
     fn place(
         &mut self,
         tensor: &Tensor,
@@ -99,9 +99,9 @@ fn borrow(buffer: *mut Buffer) -> Result<(Arc<dyn SamiteBuffer>, usize), Unsuppo
 
 /// Placeholder locations for support queries, for which memory need not exist yet.
 #[derive(Default)]
-pub struct Questions;
+pub struct QueryLocations;
 
-impl TensorMemory for Questions {
+impl TensorMemory for QueryLocations {
     fn place(
         &mut self,
         tensor: &Tensor,
@@ -109,7 +109,7 @@ impl TensorMemory for Questions {
     ) -> Result<TensorRef, UnsupportedConversion> {
         // SAFETY: the host passes valid tensors.
         match unsafe { kind(tensor) } {
-            Kind::Packed => Places::default().place(tensor, layout),
+            Kind::Packed => TensorLocations::default().place(tensor, layout),
             Kind::Foreign => Err("it lies in another device's memory".into()),
             Kind::Host | Kind::Asked | Kind::PackedAsked => Ok(TensorRef {
                 buffer: nowhere(),
@@ -129,7 +129,7 @@ impl TensorMemory for Questions {
 /// Returns host memory without bytes and with unlimited size. Each has its own location, because
 /// tensors in different ones do not overlap.
 fn nowhere() -> Arc<dyn SamiteBuffer> {
-    Arc::new(Nowhere {
+    Arc::new(Unplaced {
         buffer_type: host_buffer_type(),
         location: Location {
             memory: MemoryId::unique(),
@@ -139,7 +139,7 @@ fn nowhere() -> Arc<dyn SamiteBuffer> {
 }
 
 #[derive(Debug)]
-struct Nowhere {
+struct Unplaced {
     buffer_type: Arc<dyn SamiteBufferType>,
     location: Location,
 }
@@ -148,7 +148,7 @@ fn no_bytes() -> Error {
     Error::invalid("this memory only stands for memory that is not there yet")
 }
 
-impl SamiteBuffer for Nowhere {
+impl SamiteBuffer for Unplaced {
     fn buffer_type(&self) -> &Arc<dyn SamiteBufferType> {
         &self.buffer_type
     }

@@ -4,9 +4,9 @@ use crate::buffers::generation;
 use crate::device::{DEVICE_NAME, cpu_with_threads, plugin};
 use crate::graphs::Recent;
 use crate::host::{guard, log_error};
-use crate::memory::Places;
+use crate::memory::TensorLocations;
 use samite_core::{
-    CancelToken, DType, Device as _, Error, Layout, Placed, Prepared, Result, RunControl,
+    CancelToken, DType, Device as _, Error, Layout, PlacedGraph, Prepared, Result, RunControl,
     RunObserver, Slot, TensorId, TensorRef, Usage, host_buffer_type,
 };
 use samite_cpu::CpuDevice;
@@ -151,7 +151,7 @@ impl Stream {
         // SAFETY: the graph is valid, as `get` and `Importer::graph` require.
         let work = unsafe {
             graphs.get(graph, || {
-                let imported = Importer::new(Places::default())
+                let imported = Importer::new(TensorLocations::default())
                     .graph(graph)
                     .map_err(|reason| Error::device(device.name(), reason.into_owned()))?;
                 prepare(device, &mut **stream, workspace, imported)
@@ -194,7 +194,7 @@ fn prepare(
         let slot = Slot { offset: 0, layout };
         *workspace = Some(TensorRef { buffer, slot });
     }
-    let prepared = stream.prepare(Placed {
+    let prepared = stream.prepare(PlacedGraph {
         graph: &graph,
         nodes: &nodes,
         places: &places,

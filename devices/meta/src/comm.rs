@@ -5,9 +5,9 @@
 //! all get the same bits. After a failure, the group is *poisoned*: every call fails, including
 //! those that are waiting, until the group is reset.
 
-mod meeting;
 pub mod played;
 mod process;
+mod spin_barrier;
 mod threads;
 mod transport;
 

@@ -1,11 +1,11 @@
 //! The device.
 
 use crate::comm::ProcessGroup;
-use crate::elsewhere;
 use crate::local_plan::LocalPlan;
 use crate::memory::{MemberMemory, Members, MetaMemory};
 use crate::partition::{Leaf, Partition, Task};
-use crate::state::State;
+use crate::stand_in;
+use crate::state::SplitState;
 use crate::stream::MetaStream;
 use samite_core::{
     BufferType, Capabilities, Device, DeviceKind, Error, Graph, MemoryInfo, Node, Result,
@@ -99,7 +99,7 @@ impl MetaDevice {
         host: &str,
         options: MetaOptions,
     ) -> Result<Arc<Self>> {
-        let members = elsewhere::members(own, &group, host)?;
+        let members = stand_in::members(own, &group, host)?;
         Self::with_members(members, Some(group), options)
     }
 
@@ -248,7 +248,7 @@ impl MetaDevice {
         Partition::new(&task, &|id| match &graph.tensor(id).stored {
             Some(stored) => self.stored(stored),
             None => Ok(Leaf {
-                state: State::Mirrored,
+                state: SplitState::Mirrored,
                 stored: None,
             }),
         })

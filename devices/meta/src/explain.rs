@@ -2,7 +2,7 @@
 
 use crate::device::MetaDevice;
 use crate::partition::{Conversion, Exchange, Partition};
-use crate::state::State;
+use crate::state::SplitState;
 use samite_core::{Graph, Result, TensorId, counted};
 use serde::Serialize;
 use std::fmt;
@@ -31,7 +31,7 @@ pub struct Explanation {
     /// Number of stored tensors in each state.
     pub stored: StoredCounts,
     /// State of each tensor of the graph that the nodes refer to.
-    pub states: Vec<Option<State>>,
+    pub states: Vec<Option<SplitState>>,
     /// Tensors that were not in the state that was needed.
     pub conversions: Vec<Conversion>,
     /// Number of exchanges in a run.
@@ -50,9 +50,9 @@ impl MetaDevice {
         let mut stored = StoredCounts::default();
         for (tensor, state) in graph.tensors().iter().zip(&partition.states) {
             match (&tensor.stored, state) {
-                (Some(_), Some(State::Split { axis: 0, .. })) => stored.columns += 1,
-                (Some(_), Some(State::Split { .. })) => stored.rows += 1,
-                (Some(_), Some(State::Mirrored | State::Partial)) => stored.mirrored += 1,
+                (Some(_), Some(SplitState::Split { axis: 0, .. })) => stored.columns += 1,
+                (Some(_), Some(SplitState::Split { .. })) => stored.rows += 1,
+                (Some(_), Some(SplitState::Mirrored | SplitState::Partial)) => stored.mirrored += 1,
                 _ => {}
             }
         }

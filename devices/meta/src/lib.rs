@@ -2,15 +2,15 @@
 #![forbid(unsafe_code)]
 
 pub mod comm;
-mod crew;
 mod device;
-mod elsewhere;
 mod explain;
 mod local_plan;
 mod memory;
 mod partition;
 mod predict;
 mod rules;
+mod shard_workers;
+mod stand_in;
 mod state;
 mod stream;
 mod window;
@@ -22,7 +22,7 @@ pub use partition::{
     ReplicatedInput, Task,
 };
 pub use predict::Prediction;
-pub use state::{AxisRun, Runs, ShardRange, State, divide, pieces};
+pub use state::{AxisRun, AxisRuns, ShardRange, SplitState, divide, pieces};
 
 #[cfg(all(test, not(loom)))]
 mod tests;

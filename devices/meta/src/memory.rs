@@ -1,7 +1,7 @@
 //! Memory of a divided device. Stored tensors are in the members' memory, divided by their [`Cut`];
 //! inputs and outputs of its graphs are in host memory.
 
-use crate::state::{Runs, State, divide, pieces};
+use crate::state::{AxisRuns, SplitState, divide, pieces};
 use samite_core::{
     Buffer, BufferType, Cut, Device, Error, Graph, HostMemory, Layout, Location, MemoryId, Node,
     Result, Role, Slot, StoredTensor, Support, TensorId, TensorInfo, Usage, host_buffer_type,
@@ -28,28 +28,33 @@ impl Members {
     }
 
     /// Returns the state of a stored tensor.
-    pub fn state(&self, layout: &Layout, cut: Option<Cut>) -> State {
+    pub fn state(&self, layout: &Layout, cut: Option<Cut>) -> SplitState {
         let Some(Cut { axis, unit, turn }) = cut.filter(|_| self.len() > 1) else {
-            return State::Mirrored;
+            return SplitState::Mirrored;
         };
         let extent = layout.shape().get(axis).copied().unwrap_or(0);
         if unit == 0 || !extent.is_multiple_of(unit) || !layout.is_contiguous() {
-            return State::Mirrored;
+            return SplitState::Mirrored;
         }
         let shares = divide(extent / unit, &self.ratios, turn);
-        let state = State::split(axis, Runs::in_order(&shares).times(unit));
+        let state = SplitState::split(axis, AxisRuns::in_order(&shares).times(unit));
         match state.check(layout, self.len()) {
             Ok(()) => state,
-            Err(_) => State::Mirrored,
+            Err(_) => SplitState::Mirrored,
         }
     }
 
     /// Returns the layout of the shard of `member` of a tensor in this state, or `None` if it has
     /// none.
-    pub fn local(&self, layout: &Layout, state: &State, member: usize) -> Result<Option<Layout>> {
+    pub fn local(
+        &self,
+        layout: &Layout,
+        state: &SplitState,
+        member: usize,
+    ) -> Result<Option<Layout>> {
         match state {
-            State::Mirrored | State::Partial => Ok(Some(*layout)),
-            State::Split { .. } => {
+            SplitState::Mirrored | SplitState::Partial => Ok(Some(*layout)),
+            SplitState::Split { .. } => {
                 let shape = state.local_shape(layout.shape(), member);
                 let is_empty = shape.contains(&0);
                 (!is_empty)
@@ -82,7 +87,7 @@ fn sample(info: &TensorInfo<'_>, layout: &Layout) -> Result<Option<(Graph, Tenso
 
 /// The members' shards of a tensor.
 pub(crate) struct TensorShards {
-    pub state: State,
+    pub state: SplitState,
     /// Memory and layout of each member's shard.
     pub parts: Vec<Option<(Arc<dyn BufferType>, Layout)>>,
 }
@@ -153,7 +158,10 @@ impl MetaMemory {
 
     /// Returns the members' shards of a stored tensor as separate tensors: the existing ones, or
     /// planned ones for a tensor that is only planned.
-    pub fn locals(&self, stored: &StoredTensor) -> Result<(State, Vec<Option<Arc<StoredTensor>>>)> {
+    pub fn locals(
+        &self,
+        stored: &StoredTensor,
+    ) -> Result<(SplitState, Vec<Option<Arc<StoredTensor>>>)> {
         let place = stored.tensor();
         if let Some(buffer) = place.buffer.as_any().downcast_ref::<MetaBuffer>() {
             return buffer.locals(place.slot.offset, stored.name());
@@ -239,7 +247,7 @@ impl BufferType for MetaMemory {
 #[derive(Debug)]
 struct Divided {
     layout: Layout,
-    state: State,
+    state: SplitState,
     parts: Vec<Option<Arc<StoredTensor>>>,
 }
 
@@ -278,7 +286,11 @@ impl MetaBuffer {
         Ok((Arc::clone(tensor), offset - start))
     }
 
-    fn locals(&self, offset: usize, name: &str) -> Result<(State, Vec<Option<Arc<StoredTensor>>>)> {
+    fn locals(
+        &self,
+        offset: usize,
+        name: &str,
+    ) -> Result<(SplitState, Vec<Option<Arc<StoredTensor>>>)> {
         match self.find(offset)? {
             (tensor, 0) => Ok((tensor.state.clone(), tensor.parts.clone())),
             _ => Err(Error::invalid(format!(
@@ -288,14 +300,14 @@ impl MetaBuffer {
     }
 
     /// Visits the members' data for bytes `from..to` of a tensor: the shard, the position in it,
-    /// and the range of the bytes. Members of other processes have no data; `elsewhere` handles
+    /// and the range of the bytes. Members of other processes have no data; `stand_in` handles
     /// ranges that only they hold.
     fn each(
         &self,
         slot: Slot,
         offset: usize,
         len: usize,
-        elsewhere: impl Fn(usize) -> Result<()>,
+        stand_in: impl Fn(usize) -> Result<()>,
         mut each: impl FnMut(&StoredTensor, usize, Range<usize>) -> Result<()>,
     ) -> Result<()> {
         let members = &self.buffer_type.members;
@@ -309,18 +321,20 @@ impl MetaBuffer {
             )));
         };
         match &tensor.state {
-            State::Mirrored | State::Partial => tensor
+            SplitState::Mirrored | SplitState::Partial => tensor
                 .here(members)
                 .try_for_each(|(_, part)| each(part, from, 0..len)),
-            State::Split { axis, runs } => pieces(&tensor.layout, *axis, runs, from, to, |piece| {
-                if !members.here.contains(&piece.member) {
-                    return elsewhere(piece.member);
-                }
-                let part = tensor.parts.get(piece.member).and_then(Option::as_ref);
-                let part = part.ok_or_else(|| Error::invalid("a member has no part"))?;
-                let at = piece.global - from;
-                each(part, piece.local, at..at + piece.len)
-            }),
+            SplitState::Split { axis, runs } => {
+                pieces(&tensor.layout, *axis, runs, from, to, |piece| {
+                    if !members.here.contains(&piece.member) {
+                        return stand_in(piece.member);
+                    }
+                    let part = tensor.parts.get(piece.member).and_then(Option::as_ref);
+                    let part = part.ok_or_else(|| Error::invalid("a member has no part"))?;
+                    let at = piece.global - from;
+                    each(part, piece.local, at..at + piece.len)
+                })
+            }
         }
     }
 
@@ -328,7 +342,7 @@ impl MetaBuffer {
     /// request does not cover the whole tensor.
     fn write_whole(&self, slot: Slot, offset: usize, data: &[u8]) -> Result<bool> {
         let (tensor, shift) = self.find(slot.offset)?;
-        let State::Split { axis, runs } = &tensor.state else {
+        let SplitState::Split { axis, runs } = &tensor.state else {
             return Ok(false);
         };
         if shift != 0 || offset != 0 || data.len() != tensor.layout.bytes() {

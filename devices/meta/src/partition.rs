@@ -8,7 +8,7 @@
 //! later users, until a node writes to the converted tensor.
 
 use crate::rules::{Case, Decision, Mode, SplitOperand, decide};
-use crate::state::{Runs, State};
+use crate::state::{AxisRuns, SplitState};
 use samite_core::{Error, Graph, Layout, Op, OpKind, Result, StoredTensor, TensorId, counted};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// Distribution of a leaf.
 pub struct Leaf {
     /// State of the leaf.
-    pub state: State,
+    pub state: SplitState,
     /// For stored leaves: each member's shard, or `None` for a member without one.
     pub stored: Option<Vec<Option<Arc<StoredTensor>>>>,
 }
@@ -57,7 +57,7 @@ pub struct Collective {
     /// Type and shape of the whole tensor, contiguous.
     pub layout: Layout,
     /// State before the exchange.
-    pub from: State,
+    pub from: SplitState,
     /// Source tensor of each member, if it is not empty.
     pub sources: Vec<Option<TensorId>>,
     /// Result tensor of each member.
@@ -81,9 +81,9 @@ pub struct Conversion {
     /// Name of the tensor.
     pub name: String,
     /// State before.
-    pub from: State,
+    pub from: SplitState,
     /// State after.
-    pub to: State,
+    pub to: SplitState,
     /// Exchange that is needed; `None` if each member cuts its own data.
     pub exchange: Option<Exchange>,
     /// Bytes exchanged.
@@ -107,7 +107,7 @@ pub struct Output {
     /// The tensor.
     pub tensor: TensorId,
     /// State of the tensor.
-    pub state: State,
+    pub state: SplitState,
     /// Tensor of each member's graph, if its part is not empty.
     pub locals: Vec<Option<TensorId>>,
 }
@@ -116,7 +116,7 @@ pub struct Output {
 pub struct Partition {
     /// State in which each tensor of the graph was computed; `None` for tensors that the nodes do
     /// not refer to.
-    pub states: Vec<Option<State>>,
+    pub states: Vec<Option<SplitState>>,
     /// Graph of each member.
     pub graphs: Vec<Graph>,
     /// Steps of the members.
@@ -244,12 +244,12 @@ impl Partition {
 }
 
 /// Tensor of each member's graph; `None` for an empty part.
-type Locals = Vec<Option<TensorId>>;
+type MemberTensors = Vec<Option<TensorId>>;
 
 /// A tensor in one state.
 struct Variant {
-    state: State,
-    locals: Locals,
+    state: SplitState,
+    locals: MemberTensors,
 }
 
 struct Pass<'a> {
@@ -342,9 +342,9 @@ impl<'a> Pass<'a> {
         &mut self,
         of: TensorId,
         exchange: Exchange,
-        from: State,
-        sources: Locals,
-    ) -> Result<Locals> {
+        from: SplitState,
+        sources: MemberTensors,
+    ) -> Result<MemberTensors> {
         let mut sources = sources;
         let layout = self.task.graph.tensor(of).layout.compact()?;
         for member in self.members() {
@@ -376,7 +376,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Returns the state of a tensor as it was computed.
-    fn tensor(&mut self, id: TensorId) -> Result<State> {
+    fn tensor(&mut self, id: TensorId) -> Result<SplitState> {
         if let Some(variant) = self.variants[id.index()].first() {
             return Ok(variant.state.clone());
         }
@@ -434,17 +434,17 @@ impl<'a> Pass<'a> {
     /// Adds a computed node or a view.
     fn node(&mut self, id: TensorId) -> Result<Variant> {
         let tensor = self.task.graph.tensor(id);
-        let mut states: Vec<Option<State>> = Vec::new();
+        let mut states: Vec<Option<SplitState>> = Vec::new();
         for source in &tensor.sources {
             states.push(source.map(|source| self.tensor(source)).transpose()?);
         }
         // Use the whole tensor if an exchange has already made it.
         for (source, state) in tensor.sources.iter().zip(&mut states) {
             if let Some(source) = source
-                && *state == Some(State::Partial)
-                && self.find(*source, &State::Mirrored).is_some()
+                && *state == Some(SplitState::Partial)
+                && self.find(*source, &SplitState::Mirrored).is_some()
             {
-                *state = Some(State::Mirrored);
+                *state = Some(SplitState::Mirrored);
             }
         }
         let operands: Vec<Option<SplitOperand<'_>>> = tensor
@@ -464,7 +464,7 @@ impl<'a> Pass<'a> {
         };
         let decision = (self.decide)(&case);
         let divided = match self.compute(id, &decision) {
-            Err(error) if decision.result != State::Mirrored => {
+            Err(error) if decision.result != SplitState::Mirrored => {
                 tracing::debug!(%error, "computed by all members: {tensor:?}");
                 self.compute(id, &case.gathered())
             }
@@ -484,18 +484,19 @@ impl<'a> Pass<'a> {
             tensor.op.kind(),
             OpKind::ArgMax | OpKind::ArgSort | OpKind::TopK
         );
-        if is_choice && !self.task.alike && variant.state == State::Mirrored {
+        if is_choice && !self.task.alike && variant.state == SplitState::Mirrored {
             let locals = std::mem::take(&mut variant.locals);
-            variant.locals = self.exchange(id, Exchange::Broadcast, State::Mirrored, locals)?;
+            variant.locals =
+                self.exchange(id, Exchange::Broadcast, SplitState::Mirrored, locals)?;
             self.tell(
                 id,
-                State::Mirrored,
-                State::Mirrored,
+                SplitState::Mirrored,
+                SplitState::Mirrored,
                 Some(Exchange::Broadcast),
                 "members of different kinds may choose differently".to_owned(),
             );
         }
-        if self.is_target[id.index()] && variant.state != State::Mirrored {
+        if self.is_target[id.index()] && variant.state != SplitState::Mirrored {
             let reason = "something writes to it".to_owned();
             variant = self.whole(id, variant.state, variant.locals, reason)?;
         }
@@ -506,27 +507,33 @@ impl<'a> Pass<'a> {
     fn whole(
         &mut self,
         id: TensorId,
-        state: State,
-        locals: Locals,
+        state: SplitState,
+        locals: MemberTensors,
         reason: String,
     ) -> Result<Variant> {
         let exchange = match &state {
-            State::Partial => Exchange::Sum,
-            State::Split { .. } => Exchange::Gather,
-            State::Mirrored => Exchange::Broadcast,
+            SplitState::Partial => Exchange::Sum,
+            SplitState::Split { .. } => Exchange::Gather,
+            SplitState::Mirrored => Exchange::Broadcast,
         };
-        self.tell(id, state.clone(), State::Mirrored, Some(exchange), reason);
+        self.tell(
+            id,
+            state.clone(),
+            SplitState::Mirrored,
+            Some(exchange),
+            reason,
+        );
         Ok(Variant {
             locals: self.exchange(id, exchange, state, locals)?,
-            state: State::Mirrored,
+            state: SplitState::Mirrored,
         })
     }
 
     fn tell(
         &mut self,
         id: TensorId,
-        from: State,
-        to: State,
+        from: SplitState,
+        to: SplitState,
         exchange: Option<Exchange>,
         reason: String,
     ) {
@@ -549,7 +556,7 @@ impl<'a> Pass<'a> {
     fn compute(&mut self, id: TensorId, decision: &Decision) -> Result<Variant> {
         let tensor = self.task.graph.tensor(id);
         decision.result.check(&tensor.layout, self.task.members)?;
-        let mut sources: Vec<Option<Locals>> = Vec::new();
+        let mut sources: Vec<Option<MemberTensors>> = Vec::new();
         for (index, (source, want)) in tensor.sources.iter().zip(&decision.want).enumerate() {
             let Some(source) = *source else {
                 sources.push(None);
@@ -569,7 +576,7 @@ impl<'a> Pass<'a> {
                 ));
             }
             // Strides and offset of a view refer to its source.
-            let is_exact = matches!(tensor.op, Op::View { .. }) && *want != State::Partial;
+            let is_exact = matches!(tensor.op, Op::View { .. }) && *want != SplitState::Partial;
             sources.push(Some(self.get(source, want, is_exact, id)?));
         }
         let before: Vec<usize> = self.run.iter().map(Vec::len).collect();
@@ -591,8 +598,8 @@ impl<'a> Pass<'a> {
         &mut self,
         id: TensorId,
         decision: &Decision,
-        sources: &[Option<Locals>],
-    ) -> Result<Locals> {
+        sources: &[Option<MemberTensors>],
+    ) -> Result<MemberTensors> {
         let mut locals = Vec::new();
         for member in self.members() {
             let mine: Vec<Option<TensorId>> = sources
@@ -606,8 +613,8 @@ impl<'a> Pass<'a> {
                 .any(|(all, mine)| all.is_some() && mine.is_none());
             locals.push(if is_empty {
                 match &decision.result {
-                    State::Partial => Some(self.zeros(member, id)?),
-                    State::Split { runs, .. } if runs.len_of(member) == 0 => None,
+                    SplitState::Partial => Some(self.zeros(member, id)?),
+                    SplitState::Split { runs, .. } if runs.len_of(member) == 0 => None,
                     _ => {
                         return Err(Error::invalid(format!(
                             "{id}: a member without its part of a source cannot have its result"
@@ -681,13 +688,13 @@ impl<'a> Pass<'a> {
         self.push(member, id, Op::Fill { value: 0.0 }, &[Some(shape)])
     }
 
-    fn state_of(&self, id: TensorId) -> Option<&State> {
+    fn state_of(&self, id: TensorId) -> Option<&SplitState> {
         self.variants[id.index()]
             .first()
             .map(|variant| &variant.state)
     }
 
-    fn find(&self, id: TensorId, state: &State) -> Option<&Variant> {
+    fn find(&self, id: TensorId, state: &SplitState) -> Option<&Variant> {
         self.variants[id.index()]
             .iter()
             .find(|variant| variant.state == *state)
@@ -698,12 +705,12 @@ impl<'a> Pass<'a> {
     fn get(
         &mut self,
         id: TensorId,
-        want: &State,
+        want: &SplitState,
         is_exact: bool,
         user: TensorId,
-    ) -> Result<Locals> {
+    ) -> Result<MemberTensors> {
         let natural = self.tensor(id)?;
-        if is_exact && *want == State::Mirrored && natural != State::Mirrored {
+        if is_exact && *want == SplitState::Mirrored && natural != SplitState::Mirrored {
             return self.exact(id, user);
         }
         if let Some(variant) = self.find(id, want) {
@@ -716,17 +723,17 @@ impl<'a> Pass<'a> {
             format!("{} {user} '{}'", node.op.name(), node.name)
         };
         let variant = match want {
-            State::Mirrored => {
+            SplitState::Mirrored => {
                 let locals = self
                     .find(id, &natural)
                     .map(|variant| variant.locals.clone());
                 let reason = reason();
                 self.whole(id, natural, locals.unwrap_or_default(), reason)?
             }
-            State::Split { axis, runs } => {
+            SplitState::Split { axis, runs } => {
                 let reason = reason();
-                let whole = self.get(id, &State::Mirrored, false, user)?;
-                self.tell(id, State::Mirrored, want.clone(), None, reason);
+                let whole = self.get(id, &SplitState::Mirrored, false, user)?;
+                self.tell(id, SplitState::Mirrored, want.clone(), None, reason);
                 let mut locals = Vec::new();
                 for member in self.members() {
                     let whole = whole[member];
@@ -738,10 +745,10 @@ impl<'a> Pass<'a> {
                     locals,
                 }
             }
-            State::Partial => {
+            SplitState::Partial => {
                 let reason = reason();
-                let whole = self.get(id, &State::Mirrored, false, user)?;
-                self.tell(id, State::Mirrored, State::Partial, None, reason);
+                let whole = self.get(id, &SplitState::Mirrored, false, user)?;
+                self.tell(id, SplitState::Mirrored, SplitState::Partial, None, reason);
                 let mut locals = Vec::new();
                 for member in self.members() {
                     locals.push(match member {
@@ -750,7 +757,7 @@ impl<'a> Pass<'a> {
                     });
                 }
                 Variant {
-                    state: State::Partial,
+                    state: SplitState::Partial,
                     locals,
                 }
             }
@@ -761,15 +768,15 @@ impl<'a> Pass<'a> {
     }
 
     /// Recreates a view of the whole source.
-    fn exact(&mut self, id: TensorId, user: TensorId) -> Result<Locals> {
+    fn exact(&mut self, id: TensorId, user: TensorId) -> Result<MemberTensors> {
         let tensor = self.task.graph.tensor(id);
         if !tensor.op.is_view() {
-            return self.get(id, &State::Mirrored, false, user);
+            return self.get(id, &SplitState::Mirrored, false, user);
         }
         let Some(source) = tensor.sources.first().copied().flatten() else {
             return Err(Error::invalid(format!("{id} is a view of nothing")));
         };
-        let whole = self.get(source, &State::Mirrored, true, user)?;
+        let whole = self.get(source, &SplitState::Mirrored, true, user)?;
         let mut locals = Vec::new();
         for member in self.members() {
             let local = self.push(member, id, tensor.op, &[whole[member]])?;
@@ -785,7 +792,7 @@ impl<'a> Pass<'a> {
         id: TensorId,
         whole: TensorId,
         axis: usize,
-        runs: &Runs,
+        runs: &AxisRuns,
     ) -> Result<Option<TensorId>> {
         let mut layout = self.made.graphs[member].tensor(whole).layout;
         if runs.len_of(member) == layout.shape()[axis] {
@@ -837,14 +844,14 @@ impl<'a> Pass<'a> {
                 continue;
             }
             let mut state = self.tensor(id)?;
-            if state == State::Partial {
-                if self.find(id, &State::Mirrored).is_none() {
+            if state == SplitState::Partial {
+                if self.find(id, &SplitState::Mirrored).is_none() {
                     let locals = self.find(id, &state).map(|variant| variant.locals.clone());
                     let reason = "something outside needs it".to_owned();
                     let whole = self.whole(id, state, locals.unwrap_or_default(), reason)?;
                     self.variants[id.index()].push(whole);
                 }
-                state = State::Mirrored;
+                state = SplitState::Mirrored;
             }
             let locals = self.find(id, &state).map(|variant| variant.locals.clone());
             let locals = locals.unwrap_or_default();

@@ -3,12 +3,12 @@
 //! exchange.
 
 use crate::comm::{Communicator, ProcessGroup, ThreadGroup};
-use crate::crew::{Crew, MemberJob};
 use crate::device::MetaDevice;
 use crate::partition::{Partition, PartitionStep};
+use crate::shard_workers::{ShardJob, ShardWorkers};
 use samite_core::{
-    CancelToken, DType, Device, Error, Graph, Op, Placed, Result, RunControl, Slot, TensorGroup,
-    TensorId, TensorRef, Usage,
+    CancelToken, DType, Device, Error, Graph, Op, PlacedGraph, Result, RunControl, Slot,
+    TensorGroup, TensorId, TensorRef, Usage,
 };
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -81,7 +81,7 @@ impl BandwidthProbe {
             }
         };
         let mut stream = Arc::clone(device).open_stream()?;
-        let prepared = stream.prepare(Placed {
+        let prepared = stream.prepare(PlacedGraph {
             graph: &graph,
             nodes: &[y],
             places: &places,
@@ -183,9 +183,10 @@ impl MetaDevice {
         let members = self.members().len();
         let rates: Arc<Vec<Mutex<f64>>> = Arc::new((0..members).map(|_| Mutex::new(0.0)).collect());
         let readings = Arc::new(readings);
-        let mut crew = Crew::new(&self.name, members, self.spins(), self.deadline)?;
+        let mut shard_workers =
+            ShardWorkers::new(&self.name, members, self.spins(), self.deadline)?;
         let (their_rates, their_readings) = (Arc::clone(&rates), Arc::clone(&readings));
-        let job: MemberJob = Arc::new(move |member| {
+        let job: ShardJob = Arc::new(move |member| {
             let mut reading = their_readings[member]
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
@@ -195,12 +196,12 @@ impl MetaDevice {
                 .unwrap_or_else(PoisonError::into_inner) = rate;
             Ok(())
         });
-        self.run_all(&mut crew, &job)?;
+        self.run_all(&mut shard_workers, &job)?;
         let rate = |rate: &Mutex<f64>| *rate.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(Measured {
             alone,
             together: rates.iter().map(rate).collect(),
-            exchange: self.exchange(partition, &mut crew)?,
+            exchange: self.exchange(partition, &mut shard_workers)?,
         })
     }
 
@@ -237,8 +238,8 @@ impl MetaDevice {
         })
     }
 
-    fn run_all(&self, crew: &mut Crew, job: &MemberJob) -> Result<()> {
-        for (member, result) in self.members().iter().zip(crew.run(job)) {
+    fn run_all(&self, shard_workers: &mut ShardWorkers, job: &ShardJob) -> Result<()> {
+        for (member, result) in self.members().iter().zip(shard_workers.run(job)) {
             result.unwrap_or_else(|| {
                 Err(Error::device(
                     &self.name,
@@ -250,7 +251,7 @@ impl MetaDevice {
     }
 
     /// Returns the seconds of an exchange between members of this process.
-    fn exchange(&self, partition: &Partition, crew: &mut Crew) -> Result<f64> {
+    fn exchange(&self, partition: &Partition, shard_workers: &mut ShardWorkers) -> Result<f64> {
         let members = self.members().len();
         let Some(numbers) = numbers(partition).filter(|_| members > 1) else {
             return Ok(0.0);
@@ -259,7 +260,7 @@ impl MetaDevice {
         let ends: Vec<_> = group.members().into_iter().map(Mutex::new).collect();
         let took = Arc::new(Mutex::new(0.0));
         let result = Arc::clone(&took);
-        let job: MemberJob = Arc::new(move |member| {
+        let job: ShardJob = Arc::new(move |member| {
             let mut comm = ends[member].lock().unwrap_or_else(PoisonError::into_inner);
             let each = time_exchanges(&mut *comm, numbers)?;
             if member == 0 {
@@ -267,7 +268,7 @@ impl MetaDevice {
             }
             Ok(())
         });
-        self.run_all(crew, &job)?;
+        self.run_all(shard_workers, &job)?;
         let each = *took.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(each)
     }

@@ -2,8 +2,8 @@
 //! state of its result.
 //!
 //! A rule depends on states and shapes only. If no rule applies, every source becomes
-//! [`Mirrored`](State::Mirrored) and every member computes the whole node. That is always correct,
-//! so every graph works.
+//! [`Mirrored`](SplitState::Mirrored) and every member computes the whole node. That is always
+//! correct, so every graph works.
 
 mod attention;
 mod elementwise;
@@ -12,7 +12,7 @@ mod rows;
 mod shape;
 mod training;
 
-use crate::state::{Runs, State};
+use crate::state::{AxisRuns, SplitState};
 use crate::window::ViewWindow;
 use samite_core::{DType, Layout, Op, OpKind};
 
@@ -20,7 +20,7 @@ use samite_core::{DType, Layout, Op, OpKind};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SplitOperand<'a> {
     pub layout: &'a Layout,
-    pub state: &'a State,
+    pub state: &'a SplitState,
 }
 
 /// Input of a rule: a node with its sources.
@@ -35,9 +35,9 @@ pub(crate) struct Case<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Decision {
     /// State that each source must have.
-    pub want: Vec<State>,
+    pub want: Vec<SplitState>,
     /// State of the result.
-    pub result: State,
+    pub result: SplitState,
     pub mode: Mode,
 }
 
@@ -57,7 +57,7 @@ pub(crate) enum Mode {
 
 impl Decision {
     /// Returns the decision that each member computes on its own data.
-    fn each(want: Vec<State>, result: State) -> Option<Self> {
+    fn each(want: Vec<SplitState>, result: SplitState) -> Option<Self> {
         Some(Decision {
             want,
             result,
@@ -77,33 +77,33 @@ impl<'a> Case<'a> {
     }
 
     fn is_partial(&self, index: usize) -> bool {
-        matches!(self.source(index), Some(source) if *source.state == State::Partial)
+        matches!(self.source(index), Some(source) if *source.state == SplitState::Partial)
     }
 
     fn is_mirrored(&self, index: usize) -> bool {
         self.source(index)
-            .is_none_or(|source| *source.state == State::Mirrored)
+            .is_none_or(|source| *source.state == SplitState::Mirrored)
     }
 
     /// Returns the axis and runs of a split source.
-    fn split(&self, index: usize) -> Option<(usize, &'a Runs)> {
+    fn split(&self, index: usize) -> Option<(usize, &'a AxisRuns)> {
         self.source(index)?.state.as_split()
     }
 
     /// Returns the runs of a source that is split along `axis`.
-    fn split_on(&self, index: usize, axis: usize) -> Option<&'a Runs> {
+    fn split_on(&self, index: usize, axis: usize) -> Option<&'a AxisRuns> {
         self.split(index)
             .filter(|split| split.0 == axis)
             .map(|split| split.1)
     }
 
-    /// Returns [`State::Mirrored`] for every source.
-    fn mirrored(&self) -> Vec<State> {
-        vec![State::Mirrored; self.sources.len()]
+    /// Returns [`SplitState::Mirrored`] for every source.
+    fn mirrored(&self) -> Vec<SplitState> {
+        vec![SplitState::Mirrored; self.sources.len()]
     }
 
     /// Returns the given states for some sources, and `Mirrored` for the others.
-    fn want<const N: usize>(&self, said: [(usize, State); N]) -> Vec<State> {
+    fn want<const N: usize>(&self, said: [(usize, SplitState); N]) -> Vec<SplitState> {
         let mut want = self.mirrored();
         for (index, state) in said {
             if let Some(place) = want.get_mut(index) {
@@ -119,14 +119,17 @@ impl<'a> Case<'a> {
         if !self.is_partial(index) || self.result.dtype() != DType::F32 {
             return None;
         }
-        Decision::each(self.want([(index, State::Partial)]), State::Partial)
+        Decision::each(
+            self.want([(index, SplitState::Partial)]),
+            SplitState::Partial,
+        )
     }
 
     /// Returns the decision that all members compute the whole node.
     pub fn gathered(&self) -> Decision {
         Decision {
             want: self.mirrored(),
-            result: State::Mirrored,
+            result: SplitState::Mirrored,
             mode: Mode::Each,
         }
     }

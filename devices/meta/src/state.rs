@@ -16,9 +16,9 @@ pub struct AxisRun {
 /// Assignment of the elements along an axis to members, in order. Adjacent runs of one member are
 /// merged and none is empty, so equal lists mean equal divisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Runs(Vec<AxisRun>);
+pub struct AxisRuns(Vec<AxisRun>);
 
-impl FromIterator<AxisRun> for Runs {
+impl FromIterator<AxisRun> for AxisRuns {
     fn from_iter<I: IntoIterator<Item = AxisRun>>(list: I) -> Self {
         let mut runs: Vec<AxisRun> = Vec::new();
         for run in list.into_iter().filter(|run| run.len > 0) {
@@ -27,11 +27,11 @@ impl FromIterator<AxisRun> for Runs {
                 _ => runs.push(run),
             }
         }
-        Runs(runs)
+        AxisRuns(runs)
     }
 }
 
-impl Runs {
+impl AxisRuns {
     /// Creates one run per member, in the order of members.
     pub fn in_order(lens: &[usize]) -> Self {
         lens.iter()
@@ -112,7 +112,7 @@ impl Runs {
 
     /// Appends other runs.
     #[must_use]
-    pub fn followed_by(&self, others: &Runs) -> Self {
+    pub fn followed_by(&self, others: &AxisRuns) -> Self {
         self.iter().chain(others.iter()).collect()
     }
 
@@ -123,7 +123,7 @@ impl Runs {
     }
 }
 
-impl fmt::Display for Runs {
+impl fmt::Display for AxisRuns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list: Vec<_> = self
             .iter()
@@ -136,7 +136,7 @@ impl fmt::Display for Runs {
 /// Distribution of a tensor over the members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum SplitState {
     /// Each member has the whole tensor.
     Mirrored,
     /// Each member has a shard: its runs along an axis, concatenated.
@@ -144,23 +144,23 @@ pub enum State {
         /// Axis, 0 to 3.
         axis: usize,
         /// Assignment of the elements to members.
-        runs: Runs,
+        runs: AxisRuns,
     },
     /// Each member has an f32 tensor of the whole shape. The value is their sum.
     Partial,
 }
 
-impl State {
+impl SplitState {
     /// Creates a split along `axis`.
-    pub fn split(axis: usize, runs: Runs) -> Self {
-        State::Split { axis, runs }
+    pub fn split(axis: usize, runs: AxisRuns) -> Self {
+        SplitState::Split { axis, runs }
     }
 
     /// Returns the axis and the runs of a split tensor.
-    pub fn as_split(&self) -> Option<(usize, &Runs)> {
+    pub fn as_split(&self) -> Option<(usize, &AxisRuns)> {
         match self {
-            State::Split { axis, runs } => Some((*axis, runs)),
-            State::Mirrored | State::Partial => None,
+            SplitState::Split { axis, runs } => Some((*axis, runs)),
+            SplitState::Mirrored | SplitState::Partial => None,
         }
     }
 
@@ -172,10 +172,10 @@ impl State {
     pub fn check(&self, layout: &Layout, members: usize) -> Result<()> {
         let wrong = |why: &str| Err(Error::invalid(format!("{layout} cannot be {self}: {why}")));
         match self {
-            State::Mirrored => Ok(()),
-            State::Partial if layout.dtype() != DType::F32 => wrong("only f32 is summed"),
-            State::Partial => Ok(()),
-            State::Split { axis, runs } => {
+            SplitState::Mirrored => Ok(()),
+            SplitState::Partial if layout.dtype() != DType::F32 => wrong("only f32 is summed"),
+            SplitState::Partial => Ok(()),
+            SplitState::Split { axis, runs } => {
                 let Some(&extent) = layout.shape().get(*axis) else {
                     return wrong("there are 4 axes");
                 };
@@ -200,19 +200,19 @@ impl State {
 
     /// Returns the shape of the shard of `member` of a tensor of this shape.
     pub fn local_shape(&self, mut shape: samite_core::Shape, member: usize) -> samite_core::Shape {
-        if let State::Split { axis, runs } = self {
+        if let SplitState::Split { axis, runs } = self {
             shape[*axis] = runs.len_of(member);
         }
         shape
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for SplitState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            State::Mirrored => f.write_str("mirrored"),
-            State::Partial => f.write_str("partial"),
-            State::Split { axis, runs } => write!(f, "split({axis}; {runs})"),
+            SplitState::Mirrored => f.write_str("mirrored"),
+            SplitState::Partial => f.write_str("partial"),
+            SplitState::Split { axis, runs } => write!(f, "split({axis}; {runs})"),
         }
     }
 }
@@ -235,7 +235,7 @@ pub struct ShardRange {
 pub fn pieces(
     layout: &Layout,
     axis: usize,
-    runs: &Runs,
+    runs: &AxisRuns,
     from: usize,
     to: usize,
     mut each: impl FnMut(ShardRange) -> Result<()>,
@@ -307,14 +307,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn runs(list: &[(usize, usize)]) -> Runs {
+    fn runs(list: &[(usize, usize)]) -> AxisRuns {
         list.iter()
             .map(|&(member, len)| AxisRun { member, len })
             .collect()
     }
 
     #[test]
-    fn equal_divisions_have_equal_lists() {
+    fn equal_splits_have_equal_run_lists() {
         assert_eq!(
             runs(&[(0, 2), (0, 3), (1, 0), (2, 4)]),
             runs(&[(0, 5), (2, 4)])
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_units_and_positions() {
+    fn split_runs_support_windows_units_and_positions() {
         let r = runs(&[(1, 4), (0, 6), (1, 2)]);
         assert_eq!((r.total(), r.len_of(1), r.len_of(7)), (12, 6, 0));
         assert_eq!(r.ranges(1).collect::<Vec<_>>(), [(0, 4), (10, 2)]);
@@ -346,14 +346,23 @@ mod tests {
     #[test]
     fn states_are_checked() {
         let layout = Layout::contiguous(DType::Q8_0, [64, 3, 1, 1]).unwrap();
-        let check = |state: State| state.check(&layout, 2).is_ok();
-        assert!(check(State::Mirrored) && !check(State::Partial));
-        assert!(check(State::split(0, runs(&[(0, 32), (1, 32)]))));
-        assert!(!check(State::split(0, runs(&[(0, 16), (1, 48)]))), "blocks");
-        assert!(check(State::split(1, runs(&[(1, 3)]))));
-        assert!(!check(State::split(1, runs(&[(1, 2)]))), "not all");
-        assert!(!check(State::split(1, runs(&[(2, 3)]))), "no such member");
-        assert!(!check(State::split(4, runs(&[(0, 1)]))), "no such axis");
+        let check = |state: SplitState| state.check(&layout, 2).is_ok();
+        assert!(check(SplitState::Mirrored) && !check(SplitState::Partial));
+        assert!(check(SplitState::split(0, runs(&[(0, 32), (1, 32)]))));
+        assert!(
+            !check(SplitState::split(0, runs(&[(0, 16), (1, 48)]))),
+            "blocks"
+        );
+        assert!(check(SplitState::split(1, runs(&[(1, 3)]))));
+        assert!(!check(SplitState::split(1, runs(&[(1, 2)]))), "not all");
+        assert!(
+            !check(SplitState::split(1, runs(&[(2, 3)]))),
+            "no such member"
+        );
+        assert!(
+            !check(SplitState::split(4, runs(&[(0, 1)]))),
+            "no such axis"
+        );
     }
 
     #[test]
@@ -369,7 +378,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_units_are_given(units in 0usize..100,
+        fn division_assigns_all_units(units in 0usize..100,
             ratios in prop::collection::vec(0.01f32..9.0, 1..6), turn in 0usize..9) {
             let shares = divide(units, &ratios, turn);
             prop_assert_eq!(shares.iter().sum::<usize>(), units);
@@ -405,7 +414,7 @@ mod tests {
                 // A shard keeps the order of the whole tensor.
                 assert!(last[piece.member] <= Some(piece.local));
                 last[piece.member] = Some(piece.local + piece.len);
-                let local = State::split(axis, runs.clone()).local_shape(shape, piece.member);
+                let local = SplitState::split(axis, runs.clone()).local_shape(shape, piece.member);
                 assert!(
                     piece.local + piece.len <= Layout::contiguous(dtype, local).unwrap().bytes()
                 );

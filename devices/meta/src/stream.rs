@@ -2,19 +2,19 @@
 //! of the nodes in order and exchanges data with the others.
 
 use crate::comm::{Communicator, ProcessGroup, ThreadGroup, grow};
-use crate::crew::{Crew, MemberJob};
 use crate::device::MetaDevice;
 use crate::partition::{Collective, Exchange, PartitionStep};
-use crate::state::{Runs, State, pieces};
+use crate::shard_workers::{ShardJob, ShardWorkers};
+use crate::state::{AxisRuns, SplitState, pieces};
 use samite_core::{
-    CancelToken, Device, Error, Layout, Placed, Prepared, Result, RunControl, Stream, TensorId,
-    TensorRef,
+    CancelToken, Device, Error, Layout, PlacedGraph, Prepared, Result, RunControl, Stream,
+    TensorId, TensorRef,
 };
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 /// Stream and communicator of one member.
-struct Seat {
+struct MemberStream {
     stream: Box<dyn Stream>,
     comm: Box<dyn Communicator>,
     scratch: HostScratch,
@@ -55,7 +55,7 @@ enum Action {
         from: TensorRef,
         to: TensorRef,
         axis: usize,
-        runs: Runs,
+        runs: AxisRuns,
     },
     /// Gathers an output whose location differs between members.
     GiveGathered(Gather),
@@ -67,7 +67,7 @@ struct Gather {
     to: TensorRef,
     layout: Layout,
     axis: usize,
-    runs: Runs,
+    runs: AxisRuns,
     counts: Vec<usize>,
 }
 
@@ -92,7 +92,7 @@ struct MetaPrepared {
     /// Steps of each member of this process.
     actions: Arc<Vec<Mutex<Vec<Action>>>>,
     /// Members of the stream that prepared it.
-    of: Arc<Vec<Mutex<Seat>>>,
+    of: Arc<Vec<Mutex<MemberStream>>>,
 }
 
 impl Prepared for MetaPrepared {
@@ -105,9 +105,9 @@ impl Prepared for MetaPrepared {
 pub(crate) struct MetaStream {
     device: Arc<MetaDevice>,
     /// Members of this process.
-    seats: Arc<Vec<Mutex<Seat>>>,
+    seats: Arc<Vec<Mutex<MemberStream>>>,
     group: Group,
-    crew: Crew,
+    shard_workers: ShardWorkers,
 }
 
 impl MetaStream {
@@ -126,12 +126,13 @@ impl MetaStream {
             ),
         };
         let members = device.members.here.clone();
-        let crew = Crew::new(&device.name, members.len(), device.spins(), device.deadline)?;
+        let shard_workers =
+            ShardWorkers::new(&device.name, members.len(), device.spins(), device.deadline)?;
         let seats = device.members.devices[members]
             .iter()
             .zip(ends)
             .map(|(member, comm)| {
-                Ok(Mutex::new(Seat {
+                Ok(Mutex::new(MemberStream {
                     stream: Arc::clone(member).open_stream()?,
                     comm,
                     scratch: HostScratch::default(),
@@ -139,7 +140,7 @@ impl MetaStream {
             })
             .collect::<Result<_>>()?;
         Ok(MetaStream {
-            crew,
+            shard_workers,
             seats: Arc::new(seats),
             group,
             device,
@@ -154,7 +155,7 @@ impl MetaStream {
     }
 
     fn check_lost(&self) -> Result<()> {
-        if self.crew.is_lost() {
+        if self.shard_workers.is_lost() {
             Err(self.lost("a member does not come back from its work"))
         } else {
             Ok(())
@@ -223,13 +224,13 @@ impl Stream for MetaStream {
         &*self.device
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         self.prepare_with_members(work, &[])
     }
 
     fn prepare_with_members(
         &mut self,
-        work: Placed<'_>,
+        work: PlacedGraph<'_>,
         arenas: &[Option<TensorRef>],
     ) -> Result<Box<dyn Prepared>> {
         self.check_lost()?;
@@ -271,7 +272,7 @@ impl Stream for MetaStream {
                 match step {
                     PartitionStep::Run(nodes) if nodes[member].is_empty() => {}
                     PartitionStep::Run(nodes) => {
-                        let prepared = seat.stream.prepare(Placed {
+                        let prepared = seat.stream.prepare(PlacedGraph {
                             graph,
                             nodes: &nodes[member],
                             places: &places,
@@ -290,7 +291,7 @@ impl Stream for MetaStream {
                 let place = |local: TensorId| needed(places[local.index()].as_ref());
                 let from = output.locals[member].map(place).transpose()?;
                 match (&output.state, from, &self.group) {
-                    (State::Split { axis, runs }, from, Group::Processes(_)) => {
+                    (SplitState::Split { axis, runs }, from, Group::Processes(_)) => {
                         let layout = *to.layout();
                         actions.push(Action::GiveGathered(Gather {
                             from,
@@ -301,7 +302,7 @@ impl Stream for MetaStream {
                             counts: self.counts(&output.state, &layout)?,
                         }));
                     }
-                    (State::Split { axis, runs }, Some(from), Group::Threads(_)) => {
+                    (SplitState::Split { axis, runs }, Some(from), Group::Threads(_)) => {
                         actions.push(Action::GivePart {
                             from,
                             to,
@@ -309,10 +310,14 @@ impl Stream for MetaStream {
                             runs: runs.clone(),
                         });
                     }
-                    (State::Mirrored | State::Partial, Some(from), Group::Processes(_)) => {
+                    (
+                        SplitState::Mirrored | SplitState::Partial,
+                        Some(from),
+                        Group::Processes(_),
+                    ) => {
                         actions.push(Action::Give { from, to });
                     }
-                    (State::Mirrored | State::Partial, Some(from), Group::Threads(_))
+                    (SplitState::Mirrored | SplitState::Partial, Some(from), Group::Threads(_))
                         if member == 0 =>
                     {
                         actions.push(Action::Give { from, to });
@@ -344,7 +349,7 @@ impl Stream for MetaStream {
         let (seats, actions) = (Arc::clone(&self.seats), Arc::clone(&prepared.actions));
         let (device, cancel) = (Arc::clone(&self.device), control.cancel.clone());
         let group = self.group.clone();
-        let job: MemberJob = Arc::new(move |number| {
+        let job: ShardJob = Arc::new(move |number| {
             let result = take(&seats[number], &device).and_then(|mut seat| {
                 let mut actions = take(&actions[number], &device)?;
                 seat.work(&mut actions, &cancel)
@@ -356,11 +361,11 @@ impl Stream for MetaStream {
             }
             result
         });
-        let results = self.crew.run(&job);
+        let results = self.shard_workers.run(&job);
         let result = self.first_failure(results);
         if let Group::Threads(group) = &self.group
             && group.is_poisoned()
-            && !self.crew.is_lost()
+            && !self.shard_workers.is_lost()
         {
             // All members have returned, so the group can be reset.
             group.reset();
@@ -389,7 +394,7 @@ impl Stream for MetaStream {
 
 impl MetaStream {
     /// Returns the bytes of each member's part.
-    fn counts(&self, state: &State, layout: &Layout) -> Result<Vec<usize>> {
+    fn counts(&self, state: &SplitState, layout: &Layout) -> Result<Vec<usize>> {
         let bytes = |member| {
             let shape = state.local_shape(layout.shape(), member);
             Ok(Layout::contiguous(layout.dtype(), shape)?.bytes())
@@ -413,7 +418,7 @@ impl MetaStream {
                 from: from.ok_or_else(|| Error::invalid("a member has no part of a sum"))?,
                 to,
             },
-            (Exchange::Gather, State::Split { axis, runs }) => Action::Gather(Gather {
+            (Exchange::Gather, SplitState::Split { axis, runs }) => Action::Gather(Gather {
                 from,
                 to,
                 layout: collective.layout,
@@ -426,7 +431,7 @@ impl MetaStream {
     }
 }
 
-impl Seat {
+impl MemberStream {
     fn work(&mut self, actions: &mut [Action], cancel: &CancelToken) -> Result<()> {
         for action in actions {
             cancel.check()?;
@@ -436,7 +441,7 @@ impl Seat {
     }
 
     fn act(&mut self, action: &mut Action, cancel: &CancelToken) -> Result<()> {
-        let Seat {
+        let MemberStream {
             stream,
             comm,
             scratch,
@@ -558,7 +563,7 @@ fn compact(layout: &Layout, bytes: &[u8], out: &mut [u8]) {
 
 impl Drop for MetaStream {
     fn drop(&mut self) {
-        if self.crew.is_lost() {
+        if self.shard_workers.is_lost() {
             return;
         }
         for seat in self.seats.iter() {

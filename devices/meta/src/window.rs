@@ -4,7 +4,7 @@
 //! the source has other strides. So strides and offset are converted to steps and positions along
 //! the source's axes, and from there to the member's strides.
 
-use crate::state::{Runs, State};
+use crate::state::{AxisRuns, SplitState};
 use samite_core::{DIMS, Layout, Op, Shape};
 
 /// A view along the axes of its source.
@@ -23,8 +23,8 @@ pub(crate) struct ViewWindow {
     /// Dimension of the view that is split.
     split: usize,
     /// Runs of the source in units, and runs of the view.
-    source: Runs,
-    runs: Runs,
+    source: AxisRuns,
+    runs: AxisRuns,
 }
 
 /// Returns the number of elements per index of `axis`. Blocks of quantized types lie along axis 0.
@@ -56,7 +56,7 @@ fn nested(layout: &Layout) -> Option<Vec<(usize, usize, usize)>> {
 impl ViewWindow {
     /// Returns the view that `op` makes of a split source. Returns `None` if its parts are not
     /// views of the source's parts.
-    pub fn for_op(op: &Op, source: &Layout, axis: usize, runs: &Runs) -> Option<Self> {
+    pub fn for_op(op: &Op, source: &Layout, axis: usize, runs: &AxisRuns) -> Option<Self> {
         let Op::View {
             shape,
             strides: [s1, s2, s3],
@@ -132,9 +132,9 @@ impl ViewWindow {
     }
 
     /// Returns the state of the view.
-    pub fn state(&self, source: &Layout) -> State {
+    pub fn state(&self, source: &Layout) -> SplitState {
         let grain = if self.split == 0 { grain(source, 0) } else { 1 };
-        State::split(self.split, self.runs.times(grain))
+        SplitState::split(self.split, self.runs.times(grain))
     }
 
     /// Returns the view of the source's shard of `member`, or `None` if no view can express it.
@@ -183,7 +183,7 @@ impl ViewWindow {
 
 /// Returns the state of a split tensor in another shape, if its parts are runs of whole elements
 /// along one axis of that shape.
-pub(crate) fn reshaped(from: Shape, axis: usize, runs: &Runs, to: Shape) -> Option<State> {
+pub(crate) fn reshaped(from: Shape, axis: usize, runs: &AxisRuns, to: Shape) -> Option<SplitState> {
     let product = |extents: &[usize]| extents.iter().product::<usize>();
     let (inner, outer) = (product(&from[..axis]), product(&from[axis + 1..]));
     let elements = runs.times(inner);
@@ -191,6 +191,6 @@ pub(crate) fn reshaped(from: Shape, axis: usize, runs: &Runs, to: Shape) -> Opti
         .filter(|&axis| product(&to[axis + 1..]) == outer)
         .find_map(|axis| {
             let runs = elements.in_units(product(&to[..axis]))?;
-            (runs.total() == to[axis]).then(|| State::split(axis, runs))
+            (runs.total() == to[axis]).then(|| SplitState::split(axis, runs))
         })
 }

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_and_a_batch_script_are_no_ranks() {
+    fn single_processes_and_batch_scripts_are_not_ranks() {
         for alone in [
             &[][..],
             &[("OMPI_COMM_WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_RANK", "0")],

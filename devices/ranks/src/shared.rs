@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_carries_exchanges_and_both_end() {
+    fn shared_memory_carries_exchanges_and_both_transports_finish() {
         let calls = Arc::default();
         let fake = |name| {
             Box::new(Fake {

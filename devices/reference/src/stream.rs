@@ -9,8 +9,8 @@ use crate::kernels::Kernel;
 use crate::queue::Queue;
 use crate::value::copied;
 use samite_core::{
-    CancelToken, Device, Error, Event, HeldCopy, Node, Placed, Prepared, Result, RunControl,
-    RunObserver, Stream, TensorId, TensorRef,
+    CancelToken, Device, Error, Event, GuardedCopy, Node, PlacedGraph, Prepared, Result,
+    RunControl, RunObserver, Stream, TensorId, TensorRef,
 };
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -92,7 +92,7 @@ impl ReferenceStream {
         }
     }
 
-    fn operand(&self, work: &Placed<'_>, id: TensorId) -> Result<NamedTensor> {
+    fn operand(&self, work: &PlacedGraph<'_>, id: TensorId) -> Result<NamedTensor> {
         let tensor = work.graph.tensor(id);
         let place = work.place(id)?;
         let name = if tensor.name.is_empty() {
@@ -120,7 +120,12 @@ impl ReferenceStream {
         })
     }
 
-    fn bind(&self, work: &Placed<'_>, number: usize, node: Node<'_>) -> Result<(Call, Kernel)> {
+    fn bind(
+        &self,
+        work: &PlacedGraph<'_>,
+        number: usize,
+        node: Node<'_>,
+    ) -> Result<(Call, Kernel)> {
         let compiled = work
             .compiled
             .map(|compiled| {
@@ -154,7 +159,7 @@ impl Stream for ReferenceStream {
         &*self.device
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         self.device.check("prepare")?;
         work.check()?;
         if work.compiled.is_none() {
@@ -230,7 +235,7 @@ impl Stream for ReferenceStream {
         }
         let (from, to) = (from.clone(), to.clone());
         let begin = move || {
-            HeldCopy::begin(
+            GuardedCopy::begin(
                 (memory(&from.buffer)?, from.slot.offset),
                 (memory(&to.buffer)?, to.slot.offset),
                 from.layout().bytes(),

@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_floats_are_rounded_once() {
+    fn small_floats_are_rounded_once() {
         // Just above the tie between 1 and 1 + 2^-10 in f16. Rounding to f32 first would land on
         // the tie and round down.
         let above = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_run_through_dimension_0_first() {
+    fn positions_iterate_dimension_0_first() {
         let all: Vec<_> = positions([2, 1, 2, 1]).collect();
         assert_eq!(
             all,

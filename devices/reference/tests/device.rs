@@ -5,8 +5,9 @@ mod common;
 
 use common::{Case, as_f32s, f32s};
 use samite_core::{
-    CancelToken, DType, Device, DeviceKind, Error, Graph, HostMemory, Layout, Placed, RunControl,
-    RunObserver, StoredTensor, Stream, TensorGroup, TensorId, TensorRef, Usage, host_buffer_type,
+    CancelToken, DType, Device, DeviceKind, Error, Graph, HostMemory, Layout, PlacedGraph,
+    RunControl, RunObserver, StoredTensor, Stream, TensorGroup, TensorId, TensorRef, Usage,
+    host_buffer_type,
 };
 use samite_reference::{FaultPlan, Latch, ReferenceDevice, ReferenceOptions};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +57,7 @@ fn asynchronous() -> Arc<ReferenceDevice> {
 }
 
 #[test]
-fn memory_is_the_devices_own() {
+fn device_memory_is_private() {
     let device = ReferenceDevice::new(ReferenceOptions::default());
     let other = ReferenceDevice::new(ReferenceOptions::named("reference1"));
     let (a, b, c) = (tensor(&*device, 2), tensor(&*device, 2), tensor(&*other, 2));
@@ -72,7 +73,7 @@ fn memory_is_the_devices_own() {
 }
 
 #[test]
-fn the_memory_limit_counts_what_lives() {
+fn the_memory_limit_counts_live_buffers() {
     let device = ReferenceDevice::new(ReferenceOptions {
         memory_limit: Some(100),
         max_buffer_size: 80,
@@ -117,7 +118,7 @@ fn imported_memory_is_shared() {
 }
 
 #[test]
-fn options_show_in_answers() {
+fn options_change_kind_support_and_offload() {
     let device = ReferenceDevice::new(ReferenceOptions {
         kind: DeviceKind::Cpu,
         without_ops: vec!["sqr".into(), "silu".into()],
@@ -183,7 +184,7 @@ fn streams_copy_and_wait_for_each_other() {
 }
 
 #[test]
-fn failures_of_queued_work_are_told_once_by_whoever_waits() {
+fn queued_failures_are_reported_once_per_waiter() {
     let device = asynchronous();
     let mut first = Arc::clone(&device).open_stream().unwrap();
     let mut second = Arc::clone(&device).open_stream().unwrap();
@@ -265,7 +266,7 @@ fn run_watched(
 ) -> samite_core::Result<()> {
     let nodes: Vec<_> = graph.ids().collect();
     let mut stream = Arc::clone(device).open_stream()?;
-    let mut prepared = stream.prepare(Placed {
+    let mut prepared = stream.prepare(PlacedGraph {
         graph,
         nodes: &nodes,
         places,
@@ -289,7 +290,7 @@ fn run_watched(
 }
 
 #[test]
-fn observers_see_nodes_and_cancellation_strikes_between_them() {
+fn observers_see_nodes_and_cancellation_stops_between_them() {
     let device = ReferenceDevice::new(ReferenceOptions::default());
     let (c, y) = sample();
     let places = c.place(&device).unwrap();
@@ -313,7 +314,7 @@ fn cancellation_reaches_queued_work() {
     let places = c.place(&device).unwrap();
     let nodes: Vec<_> = c.graph.ids().collect();
     let mut stream = Arc::clone(&device).open_stream().unwrap();
-    let placed = Placed {
+    let placed = PlacedGraph {
         graph: &c.graph,
         nodes: &nodes,
         places: &places,
@@ -337,7 +338,7 @@ fn cancellation_reaches_queued_work() {
 }
 
 #[test]
-fn work_with_wrong_memory_is_refused() {
+fn runs_with_wrong_memory_are_refused() {
     let device = ReferenceDevice::new(ReferenceOptions::default());
     let other = ReferenceDevice::new(ReferenceOptions::named("reference1"));
     let (c, y) = sample();
@@ -356,7 +357,7 @@ fn work_with_wrong_memory_is_refused() {
 
     let places = c.place(&device).unwrap();
     let nodes: Vec<_> = c.graph.ids().collect();
-    let placed = Placed {
+    let placed = PlacedGraph {
         graph: &c.graph,
         nodes: &nodes,
         places: &places,
@@ -378,7 +379,7 @@ fn work_with_wrong_memory_is_refused() {
 }
 
 #[test]
-fn results_may_lie_in_the_memory_of_operands() {
+fn results_may_share_operand_memory() {
     let device = ReferenceDevice::new(ReferenceOptions::default());
     let (c, y) = sample();
     let mut places = c.place(&device).unwrap();
@@ -392,7 +393,7 @@ fn results_may_lie_in_the_memory_of_operands() {
 }
 
 #[test]
-fn a_copy_holds_the_hosts_memory_from_its_beginning_to_its_end() {
+fn a_copy_locks_host_memory_for_its_whole_duration() {
     let latch = Latch::new();
     let device = ReferenceDevice::new(ReferenceOptions {
         asynchronous: true,
@@ -427,7 +428,7 @@ fn a_copy_holds_the_hosts_memory_from_its_beginning_to_its_end() {
 }
 
 #[test]
-fn who_waits_for_an_event_waits_for_the_point_of_that_moment() {
+fn waits_use_the_event_point_at_call_time() {
     let latch = Latch::new();
     let held = ReferenceDevice::new(ReferenceOptions {
         asynchronous: true,
@@ -460,7 +461,7 @@ fn who_waits_for_an_event_waits_for_the_point_of_that_moment() {
 }
 
 #[test]
-fn memory_for_numbers_that_is_refused_is_an_error() {
+fn refused_kernel_memory_is_an_error() {
     // Four elements that represent more than the address space.
     let mut c = Case::default();
     let few = c.counting([4, 1, 1, 1]);

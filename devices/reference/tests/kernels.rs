@@ -35,7 +35,7 @@ fn views_are_read_through_their_strides() {
 }
 
 #[test]
-fn elementwise() {
+fn elementwise_functions() {
     let mut c = Case::default();
     let x = c.f32(&[4], &[4.0, 9.0, -1.0, 0.25]);
     let g = &mut c.graph;
@@ -52,7 +52,7 @@ fn elementwise() {
 }
 
 #[test]
-fn add_id_names_rows() {
+fn add_id_selects_rows_by_index() {
     let mut c = Case::default();
     let a = c.counting([2, 2, 2, 1]);
     let b = c.f32(&[2, 3], &[10.0, 20.0, 30.0, 40.0, 50.0, 60.0]);
@@ -80,7 +80,7 @@ fn reductions() {
 
 /// An f16 accumulator of 4096 ones would stop at 2048.
 #[test]
-fn sums_of_short_floats_are_rounded_once() {
+fn sums_of_f16_are_rounded_once() {
     let mut c = Case::default();
     let ones = c.raw("ones", DType::F16, &[4096], [0x00, 0x3c].repeat(4096));
     let sum = c.graph.sum(ones).unwrap();
@@ -138,7 +138,7 @@ fn experts() {
 }
 
 #[test]
-fn indices_outside_are_errors_that_name_everything() {
+fn out_of_range_indices_are_errors_that_name_node_and_operand() {
     for bad in [3, -1] {
         let mut c = Case::default();
         let table = c.counting([2, 3, 1, 1]);
@@ -153,7 +153,7 @@ fn indices_outside_are_errors_that_name_everything() {
 }
 
 #[test]
-fn rows_in_and_out() {
+fn get_rows_and_set_rows() {
     let mut c = Case::default();
     let table = c.counting([2, 3, 2, 1]);
     let ids = c.i32(&[2, 2], &[2, 0, 1, 1]);
@@ -198,7 +198,7 @@ fn conversions() {
 }
 
 #[test]
-fn blocks_are_moved_as_they_are() {
+fn blocks_are_copied_unchanged() {
     let mut c = Case::default();
     let bytes: Vec<u8> = (0..66 * 4).map(|i| (i % 251) as u8).collect();
     let x = c.raw("w", DType::IQ2_XXS, &[256, 4], bytes.clone());
@@ -302,7 +302,7 @@ fn attention_with_softcap_and_several_tokens() {
 }
 
 #[test]
-fn rope_turns_pairs() {
+fn rope_rotates_pairs() {
     let mut c = Case::default();
     let x = c.f32(&[4, 1, 2], &[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
     let positions = c.i32(&[2], &[0, 3]);

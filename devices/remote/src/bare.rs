@@ -1,7 +1,7 @@
 //! Both sides of a session without TLS, gRPC and threads, for simulations. The simulation carries
 //! the messages and schedules both sides.
 
-use crate::client::{Carrier, Opening, RefusalKind, Refused};
+use crate::client::{LinkConnector, Opening, RefusalKind, Refused};
 use crate::server::{Host, MAX_MESSAGE};
 use crate::{RemoteOptions, RemoteServerOptions, client, proto};
 use prost::Message;
@@ -16,8 +16,8 @@ use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
-pub use crate::client::Meanwhile;
-pub use crate::outside::{BoxedTask, Outside};
+pub use crate::client::IdleTask;
+pub use crate::environment::{BoxedTask, SessionEnvironment};
 pub use crate::server::Worker;
 
 /// Messages of `samite.proto`.
@@ -73,7 +73,7 @@ pub trait Wire: Send + Sync {
 
 struct Wired(Box<dyn Wire>);
 
-impl Carrier for Wired {
+impl LinkConnector for Wired {
     fn place(&self) -> &str {
         "wire"
     }
@@ -113,10 +113,10 @@ fn decoded<M: Message + Default>(bytes: Result<Vec<u8>, GrpcStatus>) -> Result<M
 pub fn connect(
     wire: Box<dyn Wire>,
     options: &RemoteOptions,
-    outside: Arc<dyn Outside>,
-    meanwhile: Meanwhile,
+    environment: Arc<dyn SessionEnvironment>,
+    meanwhile: IdleTask,
 ) -> Result<Vec<Arc<dyn Device>>, String> {
-    client::connect_over(Box::new(Wired(wire)), options, outside, meanwhile)
+    client::connect_over(Box::new(Wired(wire)), options, environment, meanwhile)
 }
 
 /// A server without network connections.
@@ -137,9 +137,9 @@ impl BareServer {
     pub fn new(
         devices: &[Arc<dyn Device>],
         options: RemoteServerOptions,
-        outside: Arc<dyn Outside>,
+        environment: Arc<dyn SessionEnvironment>,
     ) -> io::Result<Self> {
-        Host::new(devices, options, outside).map(BareServer)
+        Host::new(devices, options, environment).map(BareServer)
     }
 
     /// Serves a connection of a client that has proved to hold the token `owner`. Returns the

@@ -349,7 +349,7 @@ mod tests {
     use samite_core::{StoredTensor, host_buffer_type};
 
     #[test]
-    fn parts_are_graphs_of_their_own() {
+    fn subgraphs_are_self_contained() {
         let mut g = Graph::new();
         let buffer = host_buffer_type().allocate(4096, Usage::Weights).unwrap();
         let layout = Layout::contiguous(DType::F32, [8, 16, 1, 1]).unwrap();
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_come_back() {
+    fn errors_round_trip() {
         for error in [
             Error::invalid("a"),
             Error::unsupported("d", "b", "c"),

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn proofs_are_of_one_token_and_one_connection() {
+    fn proofs_are_bound_to_one_token_and_connection() {
         let [a, b] = [[1; 32], [2; 32]].map(|bytes| ClientToken::new(&bytes));
         let proof = unhex(&a.proof(&[7; 32])).unwrap();
         assert!(a.made(&proof, &[7; 32]));
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_tokens() {
+    fn token_files_are_created_and_validated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/token");
         let made = tokens_or_new(&path).unwrap();

@@ -13,7 +13,7 @@
 //!   network, authenticates a client.
 //! - `convert`: layouts, errors and graphs as messages.
 //! - `server`, `client`: the two sides.
-//! - [`bare`], `outside`: both sides without TLS, gRPC and threads, for simulations.
+//! - [`bare`], `environment`: both sides without TLS, gRPC and threads, for simulations.
 //!
 //! # How it works
 //! A session is one stream in each direction. Requests are numbered, and the server executes them
@@ -32,8 +32,8 @@
 pub mod bare;
 mod client;
 mod convert;
+mod environment;
 mod identity;
-mod outside;
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 #[rustfmt::skip]
 mod proto;

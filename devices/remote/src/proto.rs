@@ -139,7 +139,7 @@ pub mod command {
         #[prost(message, tag = "11")]
         Run(super::Run),
         #[prost(message, tag = "12")]
-        Question(super::Question),
+        SupportQuery(super::SupportQuery),
         /// Queries the memory of a device.
         #[prost(uint32, tag = "13")]
         MemoryOf(u32),
@@ -357,7 +357,7 @@ pub struct Run {
 }
 /// Queries a node or a tensor before it has memory.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Question {
+pub struct SupportQuery {
     #[prost(enumeration = "question::Kind", tag = "1")]
     pub kind: i32,
     #[prost(uint32, tag = "2")]
@@ -376,7 +376,7 @@ pub struct Question {
     #[prost(string, tag = "8")]
     pub role: ::prost::alloc::string::String,
 }
-/// Nested message and enum types in `Question`.
+/// Nested message and enum types in `SupportQuery`.
 pub mod question {
     #[derive(
         Clone,
@@ -440,12 +440,12 @@ pub struct Answer {
     pub order: ::prost::alloc::vec::Vec<u32>,
     /// Tensors whose memory must live longer than the graph requires.
     #[prost(message, repeated, tag = "5")]
-    pub keeps: ::prost::alloc::vec::Vec<Keep>,
+    pub keeps: ::prost::alloc::vec::Vec<KeepAlive>,
 }
 /// Keeps the memory of a tensor until a node has been computed; even that node's result cannot
 /// reuse it. Both are positions in a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Keep {
+pub struct KeepAlive {
     #[prost(uint32, tag = "1")]
     pub tensor: u32,
     #[prost(uint32, tag = "2")]
@@ -679,7 +679,8 @@ pub mod remote_server {
         clippy::let_unit_value,
     )]
     use tonic::codegen::*;
-    /// Generated trait containing gRPC methods that should be implemented for use with RemoteServer.
+    /// Generated trait containing gRPC methods that should be implemented for use with
+    /// RemoteServer.
     #[async_trait]
     pub trait Remote: std::marker::Send + std::marker::Sync + 'static {
         /// Server streaming response type for the Session method.

@@ -23,7 +23,7 @@ fn is_useful(device: &Arc<dyn Device>) {
 }
 
 #[test]
-fn strangers_are_told_what_to_do() {
+fn unauthorized_clients_get_helpful_errors() {
     let lender = Lender::start(|_| {});
     let (address, options) = (&lender.address, lender.options());
     // Another key.
@@ -93,7 +93,7 @@ fn is_closed(end: &std::io::Result<usize>) -> bool {
 }
 
 #[test]
-fn who_says_nothing_or_nonsense_is_forgotten() {
+fn silent_and_garbage_connections_are_closed() {
     let lender = Lender::start(|options| options.handshake = Duration::from_secs(1));
     let device = lender.connect();
     for bytes in [
@@ -115,7 +115,7 @@ fn who_says_nothing_or_nonsense_is_forgotten() {
 }
 
 #[test]
-fn silent_connections_keep_nobody_out() {
+fn silent_connections_do_not_block_other_clients() {
     // No timeout ends them.
     let lender = Lender::start(|options| {
         options.handshake = HANG_GUARD;
@@ -136,7 +136,7 @@ fn silent_connections_keep_nobody_out() {
 }
 
 #[test]
-fn who_speaks_tls_and_nothing_else_is_forgotten() {
+fn tls_connections_without_requests_are_closed() {
     let lender = Lender::start(|options| options.handshake = Duration::from_secs(1));
     let device = lender.connect();
     #[derive(Debug)]
@@ -206,7 +206,7 @@ fn who_speaks_tls_and_nothing_else_is_forgotten() {
 }
 
 #[test]
-fn quotas_are_named() {
+fn quota_errors_name_the_quota() {
     let lender = Lender::start(|options| {
         options.memory_per_session = Some(1 << 20);
         options.buffers = 8;
@@ -244,7 +244,7 @@ fn quotas_are_named() {
 }
 
 #[test]
-fn one_client_cannot_reach_what_another_has() {
+fn clients_cannot_access_each_others_memory() {
     let lender = Lender::start(|_| {});
     let (a, b) = (lender.connect(), lender.connect());
     let secret = TensorGroup::allocate(&a.buffer_type(), Usage::Any, &[("x", floats(64))]).unwrap();

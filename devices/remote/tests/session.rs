@@ -6,8 +6,8 @@ mod common;
 
 use common::{Lender, Proxy, eventually, floats};
 use samite_core::{
-    CancelToken, DType, Delegate, Delegating, Device, Error, Graph, Keep, Layout, Op, Placed,
-    Selection, TensorGroup, TensorId, TensorRef, Usage,
+    CancelToken, DType, Device, DeviceWrapper, Error, Graph, KeepAlive, Layout, Op, PlacedGraph,
+    Selection, TensorGroup, TensorId, TensorRef, Usage, WrappedDevice,
 };
 use samite_reference::ReferenceDevice;
 use samite_remote::RemoteOptions;
@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 #[test]
-fn each_run_is_done_once_although_connections_break() {
+fn runs_execute_exactly_once_over_broken_connections() {
     let lender = Lender::start(|_| {});
     let proxy = Proxy::start(lender.place());
     let address = proxy.address(&lender.address);
@@ -63,7 +63,7 @@ fn lost(result: Result<f32, Error>, with: &str) {
 }
 
 #[test]
-fn a_client_that_stays_away_loses_its_session() {
+fn absent_clients_lose_their_session() {
     let lender = Lender::start(|options| options.absence = Duration::from_millis(200));
     let proxy = Proxy::start(lender.place());
     let address = proxy.address(&lender.address);
@@ -84,7 +84,7 @@ fn a_client_that_stays_away_loses_its_session() {
 }
 
 #[test]
-fn a_server_that_is_gone_is_a_lost_device() {
+fn an_unreachable_server_is_a_lost_device() {
     let lender = Lender::start(|_| {});
     let proxy = Proxy::start(lender.place());
     let mut options = lender.options();
@@ -101,7 +101,7 @@ fn a_server_that_is_gone_is_a_lost_device() {
 }
 
 #[test]
-fn two_servers_do_not_wait_for_each_other() {
+fn an_unreachable_server_does_not_stall_another() {
     let lenders = [Lender::start(|_| {}), Lender::start(|_| {})];
     let mut counters = lenders
         .each_ref()
@@ -179,7 +179,7 @@ fn weights_are_sent_once() {
 }
 
 #[test]
-fn runs_are_stopped() {
+fn runs_can_be_cancelled() {
     let lender = Lender::start(|_| {});
     let mut options = lender.options();
     let device = lender.try_connect(&lender.address, &options).unwrap();
@@ -209,7 +209,7 @@ fn runs_are_stopped() {
             places.push(Some(result.tensors[0].tensor().clone()));
         }
         let mut stream = Arc::clone(device).open_stream()?;
-        let mut prepared = stream.prepare(samite_core::Placed {
+        let mut prepared = stream.prepare(samite_core::PlacedGraph {
             graph: &g,
             nodes: &nodes,
             places: &places,
@@ -249,7 +249,7 @@ fn runs_are_stopped() {
 }
 
 #[test]
-fn a_session_without_a_connection_makes_room_for_another_of_its_token() {
+fn a_disconnected_session_is_evicted_for_the_same_token() {
     let mib = 1 << 20;
     let lender = Lender::start(|options| {
         let text = format!("{}\n{}\n", "11".repeat(32), "22".repeat(32));
@@ -300,7 +300,7 @@ fn a_session_without_a_connection_makes_room_for_another_of_its_token() {
 /// A device with inexact top-k selection.
 struct Unknown(Arc<dyn Device>);
 
-impl Delegate for Unknown {
+impl DeviceWrapper for Unknown {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.0
     }
@@ -311,8 +311,8 @@ impl Delegate for Unknown {
 }
 
 #[test]
-fn servers_choose_tokens_only_if_their_devices_do_it_as_samplers() {
-    let unknown = Delegating::device(Unknown(ReferenceDevice::new(Default::default())));
+fn servers_select_tokens_only_if_their_device_matches_the_sampler() {
+    let unknown = WrappedDevice::device(Unknown(ReferenceDevice::new(Default::default())));
     let lender = Lender::with_devices(&[unknown], |_| {});
     assert_eq!(lender.connect().selection(), Selection::Inexact);
 }
@@ -321,7 +321,7 @@ fn servers_choose_tokens_only_if_their_devices_do_it_as_samplers() {
 /// first result for longer.
 struct Wishful(Arc<dyn Device>);
 
-impl Delegate for Wishful {
+impl DeviceWrapper for Wishful {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.0
     }
@@ -330,20 +330,20 @@ impl Delegate for Wishful {
         Ok(1024 * nodes.len())
     }
 
-    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<KeepAlive> {
         let is_sum = |id: &&TensorId| matches!(graph.tensor(**id).op, Op::Add);
         let Some(&until) = nodes.iter().find(is_sum).filter(|_| nodes.len() > 1) else {
             return Vec::new();
         };
         let tensor = nodes[0];
         nodes.swap(0, 1);
-        vec![Keep { tensor, until }]
+        vec![KeepAlive { tensor, until }]
     }
 }
 
 #[test]
-fn what_the_device_wishes_is_part_of_the_clients_plan() {
-    let wishful = Delegating::device(Wishful(ReferenceDevice::new(Default::default())));
+fn device_requests_reach_the_client_plan() {
+    let wishful = WrappedDevice::device(Wishful(ReferenceDevice::new(Default::default())));
     let lender = Lender::with_devices(&[wishful], |_| {});
     let device = lender.connect();
     assert_eq!(device.selection(), Selection::Wanted);
@@ -365,7 +365,7 @@ fn what_the_device_wishes_is_part_of_the_clients_plan() {
     let keeps = device.optimize(&g, &mut nodes);
     assert_eq!(nodes, [second, first, row, rows, sum]);
     let (tensor, until) = (first, sum);
-    assert_eq!(keeps, [Keep { tensor, until }]);
+    assert_eq!(keeps, [KeepAlive { tensor, until }]);
 
     let input = [("x", floats(4)), ("y", floats(4))];
     let group = TensorGroup::allocate(&device.buffer_type(), Usage::Any, &input).unwrap();
@@ -378,7 +378,7 @@ fn what_the_device_wishes_is_part_of_the_clients_plan() {
         .collect();
     let mut stream = Arc::clone(&device).open_stream().unwrap();
     let mut prepare = |workspace: Option<&TensorRef>| {
-        let placed = Placed {
+        let placed = PlacedGraph {
             graph: &g,
             nodes: &[y],
             places: &places,
@@ -412,9 +412,9 @@ fn what_the_device_wishes_is_part_of_the_clients_plan() {
 }
 
 #[test]
-fn a_panic_of_a_device_ends_its_session_alone() {
+fn a_device_panic_ends_only_its_session() {
     struct Panics(Arc<dyn Device>);
-    impl Delegate for Panics {
+    impl DeviceWrapper for Panics {
         fn inner(&self) -> &Arc<dyn Device> {
             &self.0
         }
@@ -422,7 +422,7 @@ fn a_panic_of_a_device_ends_its_session_alone() {
             panic!("on purpose")
         }
     }
-    let panics = Delegating::device(Panics(ReferenceDevice::new(Default::default())));
+    let panics = WrappedDevice::device(Panics(ReferenceDevice::new(Default::default())));
     let lender = Lender::with_devices(&[panics], |_| {});
     let (device, other) = (lender.connect(), lender.connect());
     let error = Counter::new(&device).err().unwrap();

@@ -112,7 +112,7 @@ fn get(tensor: Record) -> Request {
 
 /// CVE-2024-42477, CVE-2024-42478, CVE-2024-42479.
 #[test]
-fn types_and_addresses_that_are_none() {
+fn invalid_types_and_addresses() {
     let mut target = Target::new();
     for dtype in [4, 5, 36, 200, u32::MAX] {
         let record = Record {
@@ -151,7 +151,7 @@ fn types_and_addresses_that_are_none() {
 
 /// CVE-2026-34159, llama.cpp #20908.
 #[test]
-fn without_a_buffer_nothing_is_reached() {
+fn tensors_without_a_buffer_reach_no_memory() {
     let mut target = Target::new();
     for data in [0, BASE, 0x7fff_0000_0000] {
         let record = Record {
@@ -178,7 +178,7 @@ fn without_a_buffer_nothing_is_reached() {
 
 /// ggml #1103.
 #[test]
-fn copies_into_smaller_tensors() {
+fn copies_into_smaller_tensors_are_refused() {
     let mut target = Target::new();
     let from = f32s(64, 0);
     for to in [f32s(4, 64), tensor(DType::F16, [64, 1, 1, 1], 512)] {
@@ -207,7 +207,7 @@ fn copies_into_smaller_tensors() {
 
 /// llama.cpp #25288.
 #[test]
-fn rows_of_broken_blocks() {
+fn rows_with_partial_blocks() {
     let mut target = Target::new();
     for ne0 in [1, 31, 33] {
         let record = Record {
@@ -232,7 +232,7 @@ fn rows_of_broken_blocks() {
 
 /// CVE-2026-33298 is of this kind; llama.cpp #26912 for the strides of extents of 1.
 #[test]
-fn sizes_that_wrap_around() {
+fn sizes_that_overflow() {
     let mut target = Target::new();
     for (ne, nb) in [
         ([u32::MAX, (1 << 30) + 1, 1, 1], [u32::MAX, 12, 12, 12]),
@@ -263,7 +263,7 @@ fn sizes_that_wrap_around() {
 
 /// A graph of 700 bytes that would run for years: strides of 0 repeat a few bytes.
 #[test]
-fn tensors_that_repeat_their_memory() {
+fn tensors_with_excessive_repetition() {
     let mut target = Target::new();
     let repeated = |ne, nb| Record {
         ne,
@@ -335,7 +335,7 @@ fn tensors_that_repeat_their_memory() {
 
 /// GHSA-2phh-px2f-2qmx.
 #[test]
-fn a_graph_is_run_again_whose_memory_is_gone() {
+fn a_graph_rerun_after_its_memory_is_freed() {
     let mut target = Target::new();
     let mut raw = target.attacker();
     let mut script = Script::default();
@@ -352,7 +352,7 @@ fn a_graph_is_run_again_whose_memory_is_gone() {
 
 /// llama.cpp #25289: operations with function pointers.
 #[test]
-fn functions_of_the_program() {
+fn operations_with_function_pointers() {
     let mut target = Target::new();
     // MAP_CUSTOM1 to 3, CUSTOM.
     for number in [93, 94, 95, 96] {
@@ -366,7 +366,7 @@ fn functions_of_the_program() {
 
 /// llama.cpp #25764, #25704, #26825, #26912, #25542.
 #[test]
-fn operations_whose_numbers_do_not_fit() {
+fn operations_with_mismatched_shapes_and_parameters() {
     let mut target = Target::new();
     let matrix = |rows, at| tensor(DType::F32, [4, rows, 1, 1], at);
     let numbers = |n, at| tensor(DType::I32, [n, 1, 1, 1], at);
@@ -414,7 +414,7 @@ fn operations_whose_numbers_do_not_fit() {
 
 /// llama.cpp #25765.
 #[test]
-fn numbers_of_rows_that_are_not_there() {
+fn out_of_range_row_indices() {
     let mut target = Target::new();
     let table = tensor(DType::F32, [4, 2, 1, 1], 0);
     for number in [2i32, 1_000_000, -1, i32::MIN] {
@@ -440,7 +440,7 @@ fn numbers_of_rows_that_are_not_there() {
 
 /// Crashes upstream's server.
 #[test]
-fn nodes_sources_and_operations_that_are_not_there() {
+fn unknown_nodes_sources_and_operations() {
     let mut target = Target::new();
     let square = of_graph(9, op::SQR, &[7], f32s(4, 64));
     target.costs("node 0", |s| {
@@ -462,7 +462,7 @@ fn nodes_sources_and_operations_that_are_not_there() {
 
 /// Makes upstream's server write before the start of its use counts.
 #[test]
-fn a_node_that_is_there_twice() {
+fn duplicate_nodes() {
     let mut target = Target::new();
     let tensors = [leaf(7, f32s(4, 0)), of_graph(9, op::SQR, &[7], f32s(4, 64))];
     target.costs("twice to run", |s| {
@@ -499,7 +499,7 @@ fn a_chain_of_200_000_sources() {
 
 /// Ends upstream's server with an exception.
 #[test]
-fn lengths_that_nobody_sends() {
+fn absurd_message_lengths() {
     let mut target = Target::new();
     for &command in Command::ALL {
         for len in [1 << 63, u64::MAX, (1 << 26) + (1 << 20)] {
@@ -512,7 +512,7 @@ fn lengths_that_nobody_sends() {
 
 /// Writes, reads and views beyond a tensor: upstream's server aborts.
 #[test]
-fn bytes_beyond_a_tensor() {
+fn accesses_beyond_a_tensor() {
     let mut target = Target::new();
     for (offset, size) in [(0u64, 17u64), (13, 4), (u64::MAX, 2), (1 << 63, 1 << 63)] {
         let tensor = f32s(4, 0);
@@ -565,7 +565,7 @@ fn bytes_beyond_a_tensor() {
 
 /// Upstream caches one client's data under a 64-bit hash for all others.
 #[test]
-fn nothing_is_known_by_a_hash_that_another_client_chose() {
+fn hashed_data_is_not_shared_between_clients() {
     let mut target = Target::new();
     let mut raw = target.attacker();
     let mut script = Script::default();

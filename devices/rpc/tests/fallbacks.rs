@@ -58,7 +58,7 @@ fn all(raw: &mut Raw) -> (Vec<f32>, Vec<f32>) {
 }
 
 #[test]
-fn tensors_are_brought_to_who_computes_and_back() {
+fn tensors_are_copied_to_the_fallback_device_and_back() {
     for without in [
         vec!["sqrt", "set_rows"],
         vec!["sqr"],
@@ -99,7 +99,7 @@ fn tensors_are_brought_to_who_computes_and_back() {
 }
 
 #[test]
-fn the_first_that_can_takes_over() {
+fn the_first_capable_fallback_is_used() {
     let (_server, address) = far(&["sum", "sqr"], None);
     let mut raw = Raw::connect(&address);
     let mut sources = Box::new([Record::NONE; 10]);
@@ -130,7 +130,7 @@ fn the_first_that_can_takes_over() {
 
 /// Memory on the other device counts: here, half a MiB each for the operand and the result.
 #[test]
-fn a_client_pays_for_the_memory_of_who_takes_over() {
+fn fallback_memory_counts_towards_the_client_quota() {
     let (mib, n) = (1 << 20, 1 << 17);
     for (memory, is_enough) in [(mib + (64 << 10), false), (3 * mib, true)] {
         let (_server, address) = far(&["sqrt"], Some(memory));

@@ -8,7 +8,8 @@ use samite_core::environment::{
     Clock, Connection, ConnectionHandle, Instant, Listener, Network, SystemNetwork,
 };
 use samite_core::{
-    Delegate, Delegating, Device, Environment, Placed, Prepared, Result, RunControl, Stream,
+    Device, DeviceWrapper, Environment, PlacedGraph, Prepared, Result, RunControl, Stream,
+    WrappedDevice,
 };
 use samite_rpc::{Server, ServerOptions};
 use samite_wire::numbers::op;
@@ -34,7 +35,7 @@ struct EndlessStream {
     runs: Arc<AtomicUsize>,
 }
 
-impl Delegate for Endless {
+impl DeviceWrapper for Endless {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.inner
     }
@@ -52,7 +53,7 @@ impl Stream for EndlessStream {
         self.inner.device()
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         self.inner.prepare(work)
     }
 
@@ -70,9 +71,9 @@ impl Stream for EndlessStream {
 }
 
 #[test]
-fn a_graph_stops_when_its_client_leaves() {
+fn a_graph_stops_when_its_client_disconnects() {
     let runs = Arc::new(AtomicUsize::new(0));
-    let endless: Arc<dyn Device> = Arc::new(Delegating(Endless {
+    let endless: Arc<dyn Device> = Arc::new(WrappedDevice(Endless {
         inner: device("endless", &[]),
         runs: Arc::clone(&runs),
     }));
@@ -181,7 +182,7 @@ fn serve_scripted(failures: usize, hosts: &[u8], options: ServerOptions) -> (Arc
 }
 
 #[test]
-fn the_server_goes_on_when_accepting_fails() {
+fn the_server_survives_accept_errors() {
     let mut environment = Environment::system();
     environment.clock = Arc::new(Sleepless);
     let options = ServerOptions {
@@ -194,7 +195,7 @@ fn the_server_goes_on_when_accepting_fails() {
 }
 
 #[test]
-fn silent_clients_keep_nobody_out() {
+fn silent_clients_do_not_block_other_clients() {
     // No timeout ends them.
     let (server, address) = serve(ServerOptions {
         clients: 3,
@@ -234,7 +235,7 @@ fn a_greeting_has_a_time_limit() {
 }
 
 #[test]
-fn an_address_with_many_idle_clients_makes_room_for_another_address() {
+fn an_address_with_many_idle_clients_loses_one_to_another_address() {
     let (_server, address) = serve_scripted(
         0,
         &[1, 1, 1, 2, 1, 3],
@@ -258,7 +259,7 @@ fn an_address_with_many_idle_clients_makes_room_for_another_address() {
 }
 
 #[test]
-fn a_reply_that_nobody_reads_ends_the_connection() {
+fn an_unread_reply_closes_the_connection() {
     const SIZE: u64 = 64 << 20;
     let (server, address) = serve(ServerOptions {
         patience: SHORT,

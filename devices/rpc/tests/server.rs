@@ -79,7 +79,7 @@ fn a_client_computes() {
 }
 
 #[test]
-fn sizes_and_support_are_asked_before_there_is_memory() {
+fn sizes_and_support_can_be_queried_before_allocation() {
     let lent = vec![device("lent", &["sqr", "sum"])];
     let fallbacks = vec![
         device("first", &["sum", "sqrt"]),
@@ -165,7 +165,7 @@ fn node(
 
 /// Graphs that ggml's programs build but samite does not, with values computed by hand.
 #[test]
-fn what_only_ggml_builds_is_computed_too() {
+fn graphs_that_only_ggml_builds_are_computed() {
     let (_server, address) = serve(ServerOptions::default());
     let mut raw = Raw::connect(&address);
     assert_eq!(raw.allocate(1024), 1);
@@ -254,7 +254,7 @@ fn what_only_ggml_builds_is_computed_too() {
 }
 
 #[test]
-fn graphs_are_kept_until_their_memory_is_freed() {
+fn graphs_are_cached_until_their_memory_is_freed() {
     let (server, address) = serve(ServerOptions::default());
     let mut raw = Raw::connect(&address);
     assert_eq!((raw.allocate(256), raw.allocate(64)), (1, 2));
@@ -541,7 +541,7 @@ fn attacks() -> Vec<(&'static str, Attack)> {
 }
 
 #[test]
-fn every_attack_costs_the_connection_and_nothing_else() {
+fn attacks_cost_only_the_attackers_connection() {
     let (server, address) = serve(ServerOptions {
         memory: Some(1 << 20),
         patience: SHORT,
@@ -569,7 +569,7 @@ fn every_attack_costs_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn clients_do_not_see_each_others_memory() {
+fn client_memory_is_isolated() {
     let (_server, address) = serve(ServerOptions::default());
     let (mut a, mut b) = (Raw::connect(&address), Raw::connect(&address));
     for (raw, value) in [(&mut a, 1), (&mut b, 2)] {
@@ -622,7 +622,7 @@ fn memory_buffers_and_clients_are_limited() {
 }
 
 #[test]
-fn half_a_message_does_not_keep_the_server_waiting() {
+fn partial_messages_time_out() {
     let (server, address) = serve(ServerOptions {
         patience: SHORT,
         ..ServerOptions::default()
@@ -650,7 +650,7 @@ fn half_a_message_does_not_keep_the_server_waiting() {
 }
 
 #[test]
-fn a_greeting_comes_first() {
+fn commands_before_the_greeting_are_refused() {
     let (_server, address) = serve(ServerOptions::default());
     for &command in Command::ALL.iter().filter(|&&c| c != Command::Hello) {
         let mut raw = Raw::silent(&address);
@@ -660,7 +660,7 @@ fn a_greeting_comes_first() {
 }
 
 #[test]
-fn long_chains_come_to_an_end() {
+fn long_view_chains_terminate() {
     let (_server, address) = serve(ServerOptions::default());
     for number in [op::VIEW, op::RESHAPE, op::SQR] {
         let mut raw = Raw::connect(&address);

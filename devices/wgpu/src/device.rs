@@ -5,10 +5,10 @@ use crate::event::WgpuEvent;
 use crate::fuse::{self, Memory};
 use crate::gpu::{Gpu, Opened};
 use crate::limits;
-use crate::ops::{self, Known};
+use crate::ops::{self, OperandFacts};
 use crate::options::WgpuOptions;
 use crate::packed::PackedBufferType;
-use crate::plan::{Capacity, MAX_OPERANDS, Which};
+use crate::plan::{Capacity, MAX_OPERANDS, OperandSource};
 use crate::self_test;
 use crate::stream::WgpuStream;
 use crate::tuning::{self, Tuning};
@@ -139,8 +139,8 @@ impl WgpuDevice {
 
     /// Replaces a piece of text in all shaders, as if the driver misread them. Works only before
     /// the adapter is first used. For tests.
-    pub fn falsify(&self, text: &'static str, by: &'static str) {
-        self.gpu.falsify([text, by]);
+    pub fn override_test(&self, text: &'static str, by: &'static str) {
+        self.gpu.override_test([text, by]);
     }
 
     /// Emulates cooperative matrices with ordinary arithmetic. Works only before the adapter is
@@ -275,7 +275,7 @@ impl Device for WgpuDevice {
                 return Support::no("packed weights are for products and rows by number");
             }
         }
-        let known = Known {
+        let known = OperandFacts {
             packed: is_packed(0),
             aligned: false,
         };
@@ -322,7 +322,7 @@ impl Device for WgpuDevice {
         let needed = |memory| {
             let steps = fuse::steps(graph, nodes, &capacity, memory).unwrap_or_default();
             let operands = steps.into_iter().flat_map(|step| step.launch.operands);
-            let scratch = operands.filter(|operand| operand.which == Which::Workspace);
+            let scratch = operands.filter(|operand| operand.which == OperandSource::Workspace);
             scratch
                 .map(|operand| operand.first + operand.bytes())
                 .max()

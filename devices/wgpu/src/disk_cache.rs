@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_whole_file_of_this_user_about_this_driver_is_believed() {
+    fn only_intact_own_cache_files_of_this_driver_are_trusted() {
         let folder = tempfile::tempdir().unwrap();
         let kept =
             |driver| DiskCache::in_folder(folder.path().to_owned(), &info(driver), "pipelines");

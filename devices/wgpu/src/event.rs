@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A submission, and the failure word of the stream that made it.
 #[derive(Clone)]
-pub struct Point {
+pub struct Submission {
     pub index: wgpu::SubmissionIndex,
     pub failures: Arc<Failures>,
 }
@@ -17,7 +17,7 @@ pub struct Point {
 /// An event in a device's queue.
 pub struct WgpuEvent {
     pub gpu: Arc<Gpu>,
-    point: Mutex<Option<Point>>,
+    point: Mutex<Option<Submission>>,
 }
 
 impl fmt::Debug for WgpuEvent {
@@ -34,12 +34,12 @@ impl WgpuEvent {
         }
     }
 
-    pub fn set(&self, point: Point) {
+    pub fn set(&self, point: Submission) {
         *self.point.lock().unwrap_or_else(PoisonError::into_inner) = Some(point);
     }
 
     /// Returns the point that was recorded last.
-    pub fn point(&self) -> Option<Point> {
+    pub fn point(&self) -> Option<Submission> {
         self.point
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -16,9 +16,9 @@
 mod before_attention;
 
 use crate::buffer::BUFFER_UNIT;
-use crate::ops::{self, Known, attention, elementwise, matmul, reductions};
+use crate::ops::{self, OperandFacts, attention, elementwise, matmul, reductions};
 use crate::packed;
-use crate::plan::{Capacity, Launch, Operands, UnsupportedLaunch, Which};
+use crate::plan::{Capacity, Launch, OperandSource, Operands, UnsupportedLaunch};
 use samite_core::{Graph, Layout, Node, Op, Readers, TensorId, TensorRef};
 
 /// A launch, and the node to which it is attributed.
@@ -137,7 +137,7 @@ pub fn steps(
         }
         let node = nodes[at];
         let source = |index: usize| node.source(index);
-        let known = Known {
+        let known = OperandFacts {
             packed: source(0).is_some_and(|source| memory.is_packed(source)),
             aligned: [1, 2]
                 .into_iter()
@@ -148,7 +148,7 @@ pub fn steps(
             ops::launches_of(node, capacity, known).map_err(|reason| (node.id(), reason))?;
         let uses_scratch = |launch: &Launch| {
             let mut operands = launch.operands.iter();
-            operands.any(|operand| operand.which == Which::Workspace)
+            operands.any(|operand| operand.which == OperandSource::Workspace)
         };
         if launches.iter().any(uses_scratch) || node.tensor().written().next().is_some() {
             held = None;

@@ -3,7 +3,7 @@
 use crate::disk_cache::DiskCache;
 use crate::experimental;
 use crate::pipelines::{Changes, Pipelines};
-use crate::self_test::Verdict;
+use crate::self_test::SelfTestResult;
 use crate::stored_pipelines::StoredPipelines;
 use crate::tuning::Tuning;
 use crate::waiting::{CallbackFuture, IN_BROWSER, ready};
@@ -36,12 +36,12 @@ pub struct Gpu {
     opened: OnceLock<Opened>,
     /// Held while the adapter is being opened or tuned.
     opening: Mutex<()>,
-    verdict: OnceLock<Verdict>,
+    verdict: OnceLock<SelfTestResult>,
     tuning: OnceLock<Tuning>,
     /// Folder of the pipeline cache, if caching is on.
     pipelines_folder: Mutex<Option<PathBuf>>,
     /// Text to replace in all shaders, and its replacement. For tests.
-    falsified: OnceLock<[&'static str; 2]>,
+    overridden: OnceLock<[&'static str; 2]>,
     /// Set if kernels emulate cooperative matrices. For tests.
     emulates_matrices: OnceLock<()>,
     /// Number of the next driver call to fail, counted from 1; 0 for none. For tests.
@@ -82,7 +82,7 @@ impl Gpu {
             verdict: OnceLock::new(),
             tuning: OnceLock::new(),
             pipelines_folder: Mutex::new(samite_core::cache_folder()),
-            falsified: OnceLock::new(),
+            overridden: OnceLock::new(),
             emulates_matrices: OnceLock::new(),
             fault: Arc::default(),
         }))
@@ -126,7 +126,7 @@ impl Gpu {
     ///
     /// # Errors
     /// Returns the errors of `judge`.
-    pub fn judged(&self, judge: impl FnOnce() -> Result<Verdict>) -> Result<Verdict> {
+    pub fn judged(&self, judge: impl FnOnce() -> Result<SelfTestResult>) -> Result<SelfTestResult> {
         if let Some(verdict) = self.verdict.get() {
             return Ok(*verdict);
         }
@@ -186,8 +186,8 @@ impl Gpu {
     }
 
     /// Replaces a piece of text in all shaders. For tests.
-    pub fn falsify(&self, texts: [&'static str; 2]) {
-        let _ = self.falsified.set(texts); // only the first call counts
+    pub fn override_test(&self, texts: [&'static str; 2]) {
+        let _ = self.overridden.set(texts); // only the first call counts
     }
 
     /// Makes kernels emulate cooperative matrices. For tests.
@@ -201,7 +201,7 @@ impl Gpu {
 
     /// Returns whether a test changes the kernels.
     pub fn is_changed(&self) -> bool {
-        self.falsified.get().is_some() || self.emulates_matrices()
+        self.overridden.get().is_some() || self.emulates_matrices()
     }
 
     /// Makes driver call number `number` fail, counted from 1; 0 for none. For tests.
@@ -248,7 +248,7 @@ impl Gpu {
             }
             None => return Err(Error::device(&self.name, "it does not open")),
         };
-        let troubles = Arc::new(Troubles::default());
+        let troubles = Arc::new(DriverErrors::default());
         let lost = Arc::clone(&troubles);
         device.set_device_lost_callback(move |reason, message| {
             let text = match (reason, message.is_empty()) {
@@ -273,7 +273,7 @@ impl Gpu {
                 &device,
                 stored,
                 Changes {
-                    falsified: self.falsified.get().copied(),
+                    overridden: self.overridden.get().copied(),
                     emulates_matrices: self.emulates_matrices(),
                 },
             ),
@@ -325,7 +325,7 @@ fn count_call(fault: &AtomicU64, device: &str) -> Result<()> {
 
 /// Errors that the driver reported asynchronously.
 #[derive(Default)]
-struct Troubles {
+struct DriverErrors {
     lost: Mutex<Option<String>>,
     error: Mutex<Option<String>>,
 }
@@ -336,7 +336,7 @@ pub struct Opened {
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
     pub pipelines: Pipelines,
-    troubles: Arc<Troubles>,
+    troubles: Arc<DriverErrors>,
     fault: Arc<AtomicU64>,
     /// Staging buffer for all reads.
     staging: Mutex<Option<wgpu::Buffer>>,

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_fit_into_the_smallest_binding() {
+    fn codebook_grids_fit_into_the_smallest_binding() {
         // `binding=64KiB` is the smallest value that users can set.
         let bytes: usize = all().iter().map(|(_, bytes)| bytes.len()).sum();
         assert!(bytes <= 64 << 10, "{bytes}");

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_read() {
+    fn wgpu_parameters_are_parsed() {
         let with = |text: &str| WgpuOptions::default().with("wgpu0", text.parse().unwrap());
         let options = with("subgroups=off,binding=1MiB").unwrap();
         assert!(options.without_subgroups && !options.without_overlaps);

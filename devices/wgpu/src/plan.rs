@@ -66,7 +66,7 @@ pub const GROUP: u32 = 256;
 
 /// The tensor behind an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum OperandSource {
     Result,
     Source(usize),
     /// A tensor of another node.
@@ -78,7 +78,7 @@ pub enum Which {
 /// An operand: a window into a tensor, and how the kernel names and accesses it.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand {
-    pub which: Which,
+    pub which: OperandSource,
     pub name: char,
     pub access: Access,
     pub dtype: DType,
@@ -89,7 +89,7 @@ pub struct Operand {
 }
 
 impl Operand {
-    pub fn new(which: Which, name: char, access: Access, layout: &Layout) -> Self {
+    pub fn new(which: OperandSource, name: char, access: Access, layout: &Layout) -> Self {
         Operand {
             which,
             name,
@@ -104,10 +104,10 @@ impl Operand {
     /// Returns the operand for a launch of several nodes, with an explicit tensor.
     pub fn in_node(mut self, node: Node<'_>) -> Self {
         self.which = match self.which {
-            Which::Result => Which::Tensor(node.id()),
-            Which::Source(index) => node
+            OperandSource::Result => OperandSource::Tensor(node.id()),
+            OperandSource::Source(index) => node
                 .source(index)
-                .map_or(self.which, |source| Which::Tensor(source.id())),
+                .map_or(self.which, |source| OperandSource::Tensor(source.id())),
             which => which,
         };
         self
@@ -133,7 +133,7 @@ impl Operand {
     /// bytes.
     pub fn workspace(name: char, access: Access, dtype: DType, count: usize) -> Self {
         Operand {
-            which: Which::Workspace,
+            which: OperandSource::Workspace,
             name,
             access,
             dtype,
@@ -398,7 +398,7 @@ pub trait Operands {
 
 impl Operands for Node<'_> {
     fn result(&self) -> Operand {
-        Operand::new(Which::Result, 'y', Access::Write, self.layout())
+        Operand::new(OperandSource::Result, 'y', Access::Write, self.layout())
     }
 
     fn source_operand(&self, index: usize) -> Result<Operand, UnsupportedLaunch> {
@@ -410,7 +410,7 @@ impl Operands for Node<'_> {
         let layout = self.source_layout(index)?;
         let name = char::from(b'a' + u8::try_from(index).ok()?);
         Some(Operand::new(
-            Which::Source(index),
+            OperandSource::Source(index),
             name,
             Access::Read,
             layout,

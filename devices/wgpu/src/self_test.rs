@@ -10,14 +10,14 @@ use crate::gpu::Gpu;
 use crate::options::WgpuOptions;
 use crate::stream::WgpuStream;
 use samite_core::{
-    CancelToken, DType, Device, Error, Graph, Op, Placed, Precision, Result, RunControl, Stream,
-    TensorGroup, TensorId, TensorRef, Usage,
+    CancelToken, DType, Device, Error, Graph, Op, PlacedGraph, Precision, Result, RunControl,
+    Stream, TensorGroup, TensorId, TensorRef, Usage,
 };
 use std::sync::Arc;
 
 /// Optional features whose results are right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct SelfTestResult {
     /// True if subgroup reductions are right.
     pub subgroups: bool,
     /// True if products with cooperative matrices are right.
@@ -26,9 +26,9 @@ pub struct Verdict {
     pub attention: bool,
 }
 
-impl Verdict {
+impl SelfTestResult {
     fn text(self) -> String {
-        let Verdict {
+        let SelfTestResult {
             subgroups,
             matrices,
             attention,
@@ -41,7 +41,7 @@ impl Verdict {
         let pairs = move |subgroups| both.into_iter().map(move |matrices| (subgroups, matrices));
         let pairs = both.into_iter().flat_map(pairs);
         pairs.flat_map(move |(subgroups, matrices)| {
-            both.into_iter().map(move |attention| Verdict {
+            both.into_iter().map(move |attention| SelfTestResult {
                 subgroups,
                 matrices,
                 attention,
@@ -54,12 +54,12 @@ impl Verdict {
 ///
 /// # Errors
 /// Returns an error if the adapter computes wrong results or fails.
-pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
+pub fn verdict(device: &WgpuDevice) -> Result<SelfTestResult> {
     let gpu = device.gpu();
     // Faults that a test injects are no property of the adapter.
     let kept = DiskCache::for_adapter(&gpu.info, "test").filter(|_| !gpu.is_changed());
     let known = kept.as_ref().and_then(DiskCache::text);
-    if let Some(verdict) = Verdict::all().find(|verdict| known == Some(verdict.text())) {
+    if let Some(verdict) = SelfTestResult::all().find(|verdict| known == Some(verdict.text())) {
         return Ok(warned(gpu, verdict));
     }
     let subgroups = gpu.has_subgroups && is_right(device, true)?;
@@ -77,7 +77,7 @@ pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
     };
     let matrices = subgroups && gpu.may_use_matrices() && is_right(are_matrices_right(device))?;
     let attention = matrices && is_right(is_attention_right(device))?;
-    let verdict = Verdict {
+    let verdict = SelfTestResult {
         subgroups,
         matrices,
         attention,
@@ -89,7 +89,7 @@ pub fn verdict(device: &WgpuDevice) -> Result<Verdict> {
 }
 
 /// Warns of each feature that the adapter has but computes wrong.
-fn warned(gpu: &Gpu, verdict: Verdict) -> Verdict {
+fn warned(gpu: &Gpu, verdict: SelfTestResult) -> SelfTestResult {
     for (has, is_right, what) in [
         (
             gpu.has_subgroups,
@@ -283,7 +283,7 @@ fn compute(
     };
     let places = graph.ids().map(place).collect::<Result<Vec<_>>>()?;
     let mut stream = WgpuStream::open(device)?;
-    let work = Placed {
+    let work = PlacedGraph {
         graph,
         nodes: results,
         places: &places,

@@ -403,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loops_are_written_out() {
+    fn shader_loops_are_unrolled() {
         let text = "a EACH(i, 2) { x#i EACH(j, 2*2u) {[#i#j]} }b";
         let expected = "a  x0 [00][01][02][03]  x1 [10][11][12][13] b";
         assert_eq!(unrolled(text.to_owned()), expected);

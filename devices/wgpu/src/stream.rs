@@ -2,17 +2,17 @@
 
 use crate::buffer::{BUFFER_UNIT, WgpuBuffer};
 use crate::device::WgpuDevice;
-use crate::event::{Point, WgpuEvent};
+use crate::event::{Submission, WgpuEvent};
 use crate::fuse::{self, Memory};
 use crate::gpu::Opened;
 use crate::packed::PackedBuffer;
-use crate::plan::{Launch, Operand, Parameters, TensorParameters, Which};
+use crate::plan::{Launch, Operand, OperandSource, Parameters, TensorParameters};
 use crate::shader::{Access, FIRST_OPERAND};
 use crate::windows::{BindingWindow, share};
 use bytemuck::Zeroable;
 use samite_core::environment::Instant;
 use samite_core::{
-    CancelToken, Device, Error, Event, Node, Placed, Prepared, Result, RunControl, Stream,
+    CancelToken, Device, Error, Event, Node, PlacedGraph, Prepared, Result, RunControl, Stream,
     TensorId, TensorRef,
 };
 use std::any::Any;
@@ -198,15 +198,15 @@ impl WgpuStream {
     /// Returns the buffer of `operand` of `node`, and the offset in bytes of its first element.
     fn place<'a>(
         &self,
-        work: &Placed<'a>,
+        work: &PlacedGraph<'a>,
         node: Node<'a>,
         operand: &Operand,
     ) -> Result<(&'a WgpuBuffer, u64)> {
         let id = match operand.which {
-            Which::Workspace => return self.scratch(work, operand),
-            Which::Result => node.id(),
-            Which::Tensor(id) => id,
-            Which::Source(index) => {
+            OperandSource::Workspace => return self.scratch(work, operand),
+            OperandSource::Result => node.id(),
+            OperandSource::Tensor(id) => id,
+            OperandSource::Source(index) => {
                 let source = node.source(index);
                 source
                     .ok_or_else(|| Error::invalid("a source is missing"))?
@@ -252,7 +252,11 @@ impl WgpuStream {
     }
 
     /// Returns the buffer and offset of scratch memory.
-    fn scratch<'a>(&self, work: &Placed<'a>, operand: &Operand) -> Result<(&'a WgpuBuffer, u64)> {
+    fn scratch<'a>(
+        &self,
+        work: &PlacedGraph<'a>,
+        operand: &Operand,
+    ) -> Result<(&'a WgpuBuffer, u64)> {
         let missing = || Error::invalid("the workspace is missing or too small");
         let workspace = work.workspace.ok_or_else(missing)?;
         let needed = operand.first.checked_add(operand.bytes());
@@ -269,7 +273,7 @@ impl WgpuStream {
 
     fn bind(
         &self,
-        work: &Placed<'_>,
+        work: &PlacedGraph<'_>,
         parameters: &wgpu::Buffer,
         at: u64,
         (node, launch, number): (TensorId, &Launch, u32),
@@ -379,7 +383,7 @@ impl Stream for WgpuStream {
         &*self.device
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         work.check()?;
         let (opened, capacity) = (self.opened()?, self.device.capacity());
         let memory = Memory::Places(work.places);
@@ -554,7 +558,7 @@ impl Stream for WgpuStream {
         let event = event.as_any().downcast_ref::<WgpuEvent>();
         let own = event.filter(|event| Arc::ptr_eq(&event.gpu, self.device.gpu()));
         let own = own.ok_or_else(|| Error::invalid("an event of another device"))?;
-        own.set(Point {
+        own.set(Submission {
             index: self.opened()?.submit(None)?,
             failures: Arc::clone(&self.failures),
         });

@@ -10,7 +10,7 @@ use crate::disk_cache::DiskCache;
 use crate::stream::WgpuStream;
 use samite_core::environment::Instant;
 use samite_core::{
-    CancelToken, DType, Device, Error, Graph, Placed, Result, RunControl, Stream, TensorGroup,
+    CancelToken, DType, Device, Error, Graph, PlacedGraph, Result, RunControl, Stream, TensorGroup,
     TensorId, Usage,
 };
 use std::sync::Arc;
@@ -244,7 +244,7 @@ impl ProductBenchmark {
     fn time(&self, device: &WgpuDevice, tuning: Tuning) -> Result<Duration> {
         let device = Arc::new(device.tuned(tuning));
         let mut stream = WgpuStream::open(device)?;
-        let work = Placed {
+        let work = PlacedGraph {
             graph: &self.graph,
             nodes: &self.products,
             places: &self.places,
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_sizes_are_chosen_and_found_again() {
+    fn the_fastest_sizes_are_chosen_and_cached() {
         let folder = tempfile::tempdir().unwrap();
         let kept = |driver| kept(&folder, driver);
         let best = Tuning {
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_measured_anew() {
+    fn damaged_tuning_files_cause_a_new_measurement() {
         let folder = tempfile::tempdir().unwrap();
         let kept = kept(&folder, "1");
         let best = tuned(None, &ALL, times).unwrap();
@@ -336,7 +336,7 @@ mod tests {
 
     /// A disturbance makes a size slow once, but never fast. Small differences are ignored.
     #[test]
-    fn noise_chooses_nothing() {
+    fn noise_does_not_change_the_choice() {
         let mut count = 0;
         let disturbed = tuned(None, &ALL, |subject, tuning| {
             count += 1;
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_that_fails_keeps_nothing() {
+    fn a_failing_adapter_caches_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let kept = kept(&folder, "1");
         let fails = |subject, tuning| match subject {

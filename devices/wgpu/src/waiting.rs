@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_there_once_it_was_given() {
+    fn a_callback_future_resolves_once() {
         let answer = CallbackFuture::default();
         assert_eq!(ready(answer.clone()), None::<u32>);
         answer.clone().give(7);

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_that_overlap_become_one() {
+    fn overlapping_windows_are_merged() {
         let (first, second) = (MemoryId::unique(), MemoryId::unique());
         let window = |memory, begin, end| BindingWindow {
             buffer: (),

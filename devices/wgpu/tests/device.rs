@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::{
-    Backend, CancelToken, DType, Device, Error, Graph, Layout, Op, Placed, RunControl,
+    Backend, CancelToken, DType, Device, Error, Graph, Layout, Op, PlacedGraph, RunControl,
     StoredTensor, TensorGroup, TensorId, TensorRef, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
@@ -23,7 +23,7 @@ fn device(parameters: &str) -> Option<Arc<dyn Device>> {
 }
 
 #[test]
-fn it_keeps_the_contract() {
+fn the_device_fulfils_the_contract() {
     for parameters in ["", "subgroups=off", "binding=1MiB"] {
         let Some(device) = device(parameters) else {
             return;
@@ -35,7 +35,7 @@ fn it_keeps_the_contract() {
 }
 
 #[test]
-fn compiled_kernels_are_found_again_unless_somebody_touched_them() {
+fn compiled_kernels_are_cached_unless_modified() {
     let folder = tempfile::tempdir().unwrap();
     // Open the adapter anew, like another run of the program.
     let open = |parameters: &str| -> Option<Option<usize>> {
@@ -82,7 +82,7 @@ fn compiled_kernels_are_found_again_unless_somebody_touched_them() {
 
 /// Sizes are measured once for an adapter, cached, and do not change results.
 #[test]
-fn sizes_are_measured_once_and_change_no_result() {
+fn tuning_runs_once_and_does_not_change_results() {
     let folder = tempfile::tempdir().unwrap();
     let product = |parameters: &str| -> Option<Vec<f32>> {
         let device = device(parameters)?;
@@ -109,7 +109,7 @@ fn sizes_are_measured_once_and_change_no_result() {
         let layout = Layout::contiguous(DType::I8, [bytes, 1, 1, 1]).unwrap();
         let memory = device.buffer_type();
         let scratch = TensorGroup::allocate(&memory, Usage::Compute, &[("", layout)]).unwrap();
-        let work = Placed {
+        let work = PlacedGraph {
             graph: &graph,
             nodes: &[y],
             places: &places,
@@ -173,7 +173,7 @@ static SUITE: LazyLock<Suite> = LazyLock::new(Suite::new);
 
 /// Runs all cases on a device with these parameters. `small` is set if they limit bindings to less
 /// than the size of some operands.
-fn computes_what_the_reference_does(parameters: &str, small: bool) {
+fn check_against_the_reference(parameters: &str, small: bool) {
     let Some(device) = device(parameters) else {
         return;
     };
@@ -188,18 +188,18 @@ fn computes_what_the_reference_does(parameters: &str, small: bool) {
 }
 
 #[test]
-fn it_computes_what_the_reference_does() {
-    computes_what_the_reference_does("", false);
+fn the_device_matches_the_reference() {
+    check_against_the_reference("", false);
 }
 
 #[test]
-fn it_computes_the_same_without_subgroups() {
-    computes_what_the_reference_does("subgroups=off", false);
+fn the_device_matches_the_reference_without_subgroups() {
+    check_against_the_reference("subgroups=off", false);
 }
 
 #[test]
-fn it_computes_the_same_in_small_bindings() {
-    computes_what_the_reference_does("binding=64KiB", true);
+fn the_device_matches_the_reference_with_small_bindings() {
+    check_against_the_reference("binding=64KiB", true);
 }
 
 /// Allocates memory for every tensor of `graph`.
@@ -220,7 +220,7 @@ fn control(cancel: &CancelToken) -> RunControl<'_> {
 }
 
 #[test]
-fn bytes_are_written_and_read_wherever_they_lie() {
+fn unaligned_bytes_are_written_and_read() {
     let Some(device) = device("") else { return };
     let len = 1000;
     let layout = Layout::contiguous(DType::I8, [len, 1, 1, 1]).unwrap();
@@ -251,7 +251,7 @@ fn bytes_are_written_and_read_wherever_they_lie() {
 }
 
 #[test]
-fn a_wrong_row_number_is_an_error_that_names_its_node() {
+fn an_invalid_row_index_error_names_the_node() {
     let Some(device) = device("") else { return };
     let mut graph = Graph::new();
     let table = graph.leaf("table", DType::F32, [4, 3, 1, 1]).unwrap();
@@ -264,7 +264,7 @@ fn a_wrong_row_number_is_an_error_that_names_its_node() {
     let mut stream = Arc::clone(&device).open_stream().unwrap();
     let nodes = [rows, other];
     let mut prepared = stream
-        .prepare(Placed {
+        .prepare(PlacedGraph {
             graph: &graph,
             nodes: &nodes,
             places: &places,
@@ -310,7 +310,7 @@ fn a_wrong_row_number_is_an_error_that_names_its_node() {
 /// A table above the binding limit is processed in parts, and none of them mistakes another part's
 /// rows for invalid ones.
 #[test]
-fn numbers_are_checked_against_the_whole_of_a_table_in_parts() {
+fn indices_into_split_tables_are_checked_against_the_whole_table() {
     let Some(device) = device("binding=64KiB") else {
         return;
     };
@@ -326,7 +326,7 @@ fn numbers_are_checked_against_the_whole_of_a_table_in_parts() {
         .unwrap();
     let mut stream = Arc::clone(&device).open_stream().unwrap();
     let mut prepared = stream
-        .prepare(Placed {
+        .prepare(PlacedGraph {
             graph: &graph,
             nodes: &[rows],
             places: &places,
@@ -350,7 +350,7 @@ fn numbers_are_checked_against_the_whole_of_a_table_in_parts() {
 }
 
 #[test]
-fn a_lost_device_says_so_everywhere() {
+fn every_call_on_a_lost_device_reports_the_loss() {
     let Some(device) = device("") else { return };
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [64, 1, 1, 1]).unwrap();
@@ -358,7 +358,7 @@ fn a_lost_device_says_so_everywhere() {
     let places = places(&device, &graph);
     let place = |id: TensorId| places[id.index()].as_ref().unwrap();
     let mut stream = Arc::clone(&device).open_stream().unwrap();
-    let work = || Placed {
+    let work = || PlacedGraph {
         graph: &graph,
         nodes: std::slice::from_ref(&y),
         places: &places,
@@ -403,7 +403,7 @@ fn a_lost_device_says_so_everywhere() {
 }
 
 #[test]
-fn sizes_of_memory_are_checked() {
+fn oversized_allocations_are_out_of_memory() {
     let Some(device) = device("") else { return };
     let memory = device.buffer_type();
     assert!(memory.max_size() >= 128 << 20);
@@ -415,7 +415,7 @@ fn sizes_of_memory_are_checked() {
 
 /// Long caches with few queries are split among workgroups.
 #[test]
-fn attention_over_long_caches_is_put_together() {
+fn attention_over_long_caches_is_split_and_merged() {
     let Some(device) = device("") else { return };
     let reference: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
     for (kv_type, keys, tokens, max_bias, has_sinks) in [
@@ -476,7 +476,7 @@ fn attention_over_long_caches_is_put_together() {
 
 /// Rows too long for one workgroup, and experts too large for one binding.
 #[test]
-fn long_rows_and_many_experts_come_in_parts() {
+fn long_rows_and_large_experts_are_split() {
     let Some(whole) = device("") else { return };
     let Some(small) = device("binding=64KiB") else {
         return;
@@ -600,7 +600,7 @@ fn long_rows_and_many_experts_come_in_parts() {
 /// Attention quantizes its results to 8 bits for the following product: the bits equal those of
 /// separate launches.
 #[test]
-fn attention_gives_a_product_its_columns() {
+fn attention_quantizes_columns_for_the_next_product() {
     for parameters in ["", "subgroups=off,overlaps=off"] {
         let Some(device) = device(parameters) else {
             return;
@@ -650,7 +650,7 @@ fn attention_gives_a_product_its_columns() {
                     let memory = device.buffer_type();
                     let wanted = [("", layout)];
                     let group = TensorGroup::allocate(&memory, Usage::Compute, &wanted).unwrap();
-                    let work = Placed {
+                    let work = PlacedGraph {
                         graph: &graph,
                         nodes,
                         places: &places,

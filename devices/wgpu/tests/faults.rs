@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::{
-    Backend, BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result,
+    Backend, BufferType, CancelToken, DType, Device, Error, Graph, Layout, PlacedGraph, Result,
     RunControl, StoredTensor, Stream, TensorGroup, TensorId, TensorRef, Usage,
 };
 use samite_sched::{Assignments, Options, Scheduler};
@@ -117,7 +117,7 @@ fn every_call_may_fail() {
 }
 
 #[test]
-fn sums_by_subgroups_that_are_wrong_are_not_used() {
+fn wrong_subgroup_sums_disable_subgroups() {
     let (Some(healthy), Some(device)) = (device(), device()) else {
         return;
     };
@@ -125,7 +125,7 @@ fn sums_by_subgroups_that_are_wrong_are_not_used() {
         samite_testing::skipped("the adapter has no operations over subgroups");
         return;
     }
-    own(&device).falsify("subgroupAdd(x)", "x");
+    own(&device).override_test("subgroupAdd(x)", "x");
     for seed in 0..3 {
         let found = outputs(&device, seed).unwrap();
         let expected = outputs(&healthy, seed).unwrap();
@@ -143,9 +143,9 @@ fn sums_by_subgroups_that_are_wrong_are_not_used() {
 }
 
 #[test]
-fn a_driver_that_computes_wrong_is_refused() {
+fn a_miscomputing_driver_is_refused() {
     let Some(device) = device() else { return };
-    own(&device).falsify("1.0 / sqrt(squares", "1.25 / sqrt(squares");
+    own(&device).override_test("1.0 / sqrt(squares", "1.25 / sqrt(squares");
     let error = Arc::clone(&device).open_stream().map(drop).unwrap_err();
     assert!(error.to_string().contains("computes wrong"), "{error}");
     let error = outputs(&device, 0).unwrap_err();
@@ -155,7 +155,7 @@ fn a_driver_that_computes_wrong_is_refused() {
 /// An invalid row number in work that another stream prepared is reported by the stream that ran
 /// it.
 #[test]
-fn work_of_another_stream_fails_where_it_ran() {
+fn errors_are_reported_by_the_stream_that_ran_the_work() {
     let Some(device) = device() else { return };
     let mut graph = Graph::new();
     let table = graph.leaf("table", DType::F32, [4, 3, 1, 1]).unwrap();
@@ -171,7 +171,7 @@ fn work_of_another_stream_fails_where_it_ran() {
     let open = || -> Box<dyn Stream> { Arc::clone(&device).open_stream().unwrap() };
     let (mut first, mut second) = (open(), open());
     let mut prepared = first
-        .prepare(Placed {
+        .prepare(PlacedGraph {
             graph: &graph,
             nodes: &[rows],
             places: &places,

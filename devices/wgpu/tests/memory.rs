@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::{
-    Backend, CancelToken, DType, Device, Graph, Placed, RunControl, TensorGroup, TensorId,
+    Backend, CancelToken, DType, Device, Graph, PlacedGraph, RunControl, TensorGroup, TensorId,
     TensorRef, Usage,
 };
 use samite_wgpu::{WgpuBackend, WgpuDevice};
@@ -45,7 +45,7 @@ fn resident() -> usize {
 }
 
 #[test]
-fn many_changes_of_plans_leave_nothing_behind() {
+fn many_plan_changes_leak_no_memory() {
     let Some(device) = device("") else { return };
     let own = device.as_any().downcast_ref::<WgpuDevice>().unwrap();
     let mut stream = Arc::clone(&device).open_stream().unwrap();
@@ -58,7 +58,7 @@ fn many_changes_of_plans_leave_nothing_behind() {
         let y = graph.mul_mat(w, x).unwrap();
         let z = graph.rms_norm(y, 1e-5).unwrap();
         let places = places(&device, &graph);
-        let work = Placed {
+        let work = PlacedGraph {
             graph: &graph,
             nodes: &[y, z],
             places: &places,

@@ -74,7 +74,7 @@ fn outputs(
 }
 
 #[test]
-fn random_graphs_give_what_the_reference_gives() {
+fn random_graphs_match_the_reference() {
     let backend = WgpuBackend::default();
     let Some(gpu) = backend.devices().first() else {
         samite_testing::skipped("wgpu finds no adapter, not even a software one");
@@ -133,7 +133,7 @@ fn random_graphs_give_what_the_reference_gives() {
 
 /// Only numbers that cancel each other leave noise.
 #[test]
-fn noise_is_what_is_left_of_numbers_that_cancel() {
+fn cancellation_leaves_rounding_noise() {
     let reference: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
     let noise = |cancels: bool| {
         let mut graph = Graph::new();

@@ -5,8 +5,8 @@
 //! a result. Runs therefore overlap as they do with the real scheduler.
 
 use crate::events::{Kind, Resource, TaskId, Tasks};
-use crate::exchange::{Ports, What, exchange, message};
-use crate::machines::{Algorithm, Cluster, DeviceRates, Link, Through};
+use crate::exchange::{ExchangeKind, Ports, exchange, message};
+use crate::machines::{AccessPath, Algorithm, Cluster, DeviceRates, Link};
 use crate::work::work;
 use samite_core::{Error, Graph, Result, TensorId};
 use samite_meta::{Exchange, MetaDevice, Partition, PartitionStep};
@@ -20,7 +20,7 @@ const HOST: Resource = 0;
 const HEADER: f64 = 64.0;
 
 /// Place of a plan's device.
-enum Seat {
+enum DevicePlace {
     Host,
     /// A processor on host memory.
     Near(usize),
@@ -29,14 +29,14 @@ enum Seat {
 }
 
 /// A plan with its devices located in a cluster.
-pub(crate) struct Known<'a> {
+pub(crate) struct LocatedPlan<'a> {
     plan: &'a Plan,
-    seats: Vec<Seat>,
+    seats: Vec<DevicePlace>,
     /// Partitions of the nodes of each split, if they are split.
     partitions: Vec<Option<Partition>>,
 }
 
-impl<'a> Known<'a> {
+impl<'a> LocatedPlan<'a> {
     pub fn new(plan: &'a Plan, cluster: &Cluster) -> Result<Self> {
         let find = |name: &str| {
             cluster.member(name).ok_or_else(|| {
@@ -46,15 +46,15 @@ impl<'a> Known<'a> {
         let seat = |device: &Arc<dyn samite_core::Device>| {
             if let Some(meta) = device.as_any().downcast_ref::<MetaDevice>() {
                 let members = meta.members().iter().map(|member| find(member.name()));
-                return Ok(Seat::Divided(members.collect::<Result<_>>()?));
+                return Ok(DevicePlace::Divided(members.collect::<Result<_>>()?));
             }
             Ok(match device.name() {
-                "cpu" => Seat::Host,
+                "cpu" => DevicePlace::Host,
                 name => {
                     let number = find(name)?;
                     match cluster.members[number].reached {
-                        Some(_) => Seat::Far(number),
-                        None => Seat::Near(number),
+                        Some(_) => DevicePlace::Far(number),
+                        None => DevicePlace::Near(number),
                     }
                 }
             })
@@ -67,7 +67,7 @@ impl<'a> Known<'a> {
             meta.map(|meta| meta.partition(graph, &split.nodes))
                 .transpose()
         };
-        Ok(Known {
+        Ok(LocatedPlan {
             plan,
             seats,
             partitions: plan.splits().iter().map(partition).collect::<Result<_>>()?,
@@ -77,7 +77,7 @@ impl<'a> Known<'a> {
     /// Returns the machine of a device with its own memory.
     fn far(&self, device: usize) -> Option<usize> {
         match self.seats[device] {
-            Seat::Far(number) => Some(number),
+            DevicePlace::Far(number) => Some(number),
             _ => None,
         }
     }
@@ -133,7 +133,7 @@ impl<'a> Drive<'a> {
         1 + machine
     }
 
-    fn reached(&self, machine: usize) -> Result<(Through, Arc<Link>)> {
+    fn reached(&self, machine: usize) -> Result<(AccessPath, Arc<Link>)> {
         let member = &self.cluster.members[machine];
         let reached = member.reached.clone();
         reached.ok_or_else(|| Error::invalid(format!("machine '{}' has no link", member.name)))
@@ -168,7 +168,7 @@ impl<'a> Drive<'a> {
     fn read(&mut self, machine: usize, bytes: f64, waits: &[TaskId]) -> Result<TaskId> {
         let (through, link) = self.reached(machine)?;
         let from = Self::resource(machine);
-        if through == Through::Rpc {
+        if through == AccessPath::Rpc {
             self.tell(machine, 0.0, waits)?;
         }
         let after = self.far[machine].into_iter().chain(waits.iter().copied());
@@ -205,13 +205,13 @@ impl<'a> Drive<'a> {
     fn is_bus(&self, machine: usize) -> bool {
         matches!(
             self.cluster.members[machine].reached,
-            Some((Through::Bus, _))
+            Some((AccessPath::Bus, _))
         )
     }
 
     fn copy(
         &mut self,
-        known: &Known<'_>,
+        known: &LocatedPlan<'_>,
         number: usize,
         waits: &[TaskId],
     ) -> Result<Option<TaskId>> {
@@ -241,7 +241,7 @@ impl<'a> Drive<'a> {
                 end = Some(self.over_the_bus(machine, bytes, waits)?);
             }
             Some(machine) => match self.reached(machine)?.0 {
-                Through::Remote => {
+                AccessPath::Remote => {
                     self.pending[machine] += bytes;
                     let after: Vec<_> =
                         self.host.into_iter().chain(waits.iter().copied()).collect();
@@ -297,9 +297,9 @@ impl<'a> Drive<'a> {
                 PartitionStep::Exchange(collective) => {
                     let bytes = collective.layout.bytes() as f64;
                     let what = match collective.exchange {
-                        Exchange::Sum => What::Sum,
-                        Exchange::Gather => What::Gather,
-                        Exchange::Broadcast => What::Broadcast,
+                        Exchange::Sum => ExchangeKind::Sum,
+                        Exchange::Gather => ExchangeKind::Gather,
+                        Exchange::Broadcast => ExchangeKind::Broadcast,
                     };
                     let link: (&Link, Algorithm) = (&by.link, by.algorithm);
                     let exchanged = (what, bytes);
@@ -309,8 +309,8 @@ impl<'a> Drive<'a> {
                     for (number, &member) in members.iter().enumerate() {
                         let device = &self.cluster.members[member].device;
                         let parts = match what {
-                            What::Sum => members.len() as f64 + 1.0,
-                            What::Gather | What::Broadcast => 2.0,
+                            ExchangeKind::Sum => members.len() as f64 + 1.0,
+                            ExchangeKind::Gather | ExchangeKind::Broadcast => 2.0,
                         };
                         let seconds = parts * bytes / device.results;
                         let after = std::mem::take(&mut last[number]);
@@ -330,7 +330,7 @@ impl<'a> Drive<'a> {
 
     fn split(
         &mut self,
-        known: &Known<'_>,
+        known: &LocatedPlan<'_>,
         number: usize,
         seen: f64,
         waits: &[TaskId],
@@ -339,16 +339,16 @@ impl<'a> Drive<'a> {
         let graph = &known.plan.lowered().graph;
         let cluster = self.cluster;
         Ok(Some(match &known.seats[split.device] {
-            Seat::Host => {
+            DevicePlace::Host => {
                 let seconds = seconds(graph, &split.nodes, &cluster.host, seen)?;
                 self.near(HOST, seconds, waits)
             }
-            &Seat::Near(machine) => {
+            &DevicePlace::Near(machine) => {
                 let device = &cluster.members[machine].device;
                 let seconds = seconds(graph, &split.nodes, device, seen)?;
                 self.near(Self::resource(machine), seconds, waits)
             }
-            &Seat::Far(machine) => {
+            &DevicePlace::Far(machine) => {
                 let device = &cluster.members[machine].device;
                 let seconds = seconds(graph, &split.nodes, device, seen)?;
                 let mut after: Vec<_> = waits.to_vec();
@@ -364,7 +364,7 @@ impl<'a> Drive<'a> {
                 self.far[machine] = Some(done);
                 done
             }
-            Seat::Divided(members) => {
+            DevicePlace::Divided(members) => {
                 let partition = known.partitions[number].as_ref();
                 let partition =
                     partition.ok_or_else(|| Error::invalid("a divided split without its parts"))?;
@@ -375,7 +375,7 @@ impl<'a> Drive<'a> {
 
     /// Adds one more run of a plan, in which a token sees `seen` tokens on average. `reads` tells
     /// if the program reads the outputs.
-    pub fn run(&mut self, known: &Known<'_>, seen: f64, reads: bool) -> Result<()> {
+    pub fn run(&mut self, known: &LocatedPlan<'_>, seen: f64, reads: bool) -> Result<()> {
         let run = self.ended.len();
         self.ended.push(Vec::new());
         for action in known.plan.actions() {

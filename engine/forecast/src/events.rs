@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_resource_does_one_thing_at_a_time_in_the_order_of_what_is_ready() {
+    fn a_resource_runs_tasks_one_by_one_in_ready_order() {
         let mut tasks = Tasks::new();
         let slow = tasks.add(0, Kind::Compute, 5.0, 0.0, []);
         let quick = tasks.add(1, Kind::Compute, 1.0, 0.0, []);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_arrives_later_and_leaves_the_link_free() {
+    fn messages_in_transit_leave_the_link_free() {
         let mut tasks = Tasks::new();
         let first = tasks.add(0, Kind::Transfer, 2.0, 10.0, []);
         let second = tasks.add(0, Kind::Transfer, 2.0, 10.0, []);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_who_computes_is_no_matter_of_the_link() {
+    fn waiting_for_computation_is_not_charged_to_the_link() {
         let mut tasks = Tasks::new();
         let work = tasks.add(0, Kind::Compute, 100.0, 0.0, []);
         let send = tasks.add(1, Kind::Transfer, 1.0, 2.0, [work]);

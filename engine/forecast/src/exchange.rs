@@ -62,7 +62,7 @@ const FEW: usize = 4;
 
 /// Kind of exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum ExchangeKind {
     /// All members have numbers of this many bytes, and get their sum (all-reduce).
     Sum,
     /// All members have a part, and get the whole of this many bytes (all-gather).
@@ -79,7 +79,7 @@ pub(crate) fn exchange(
     (link, algorithm): (&Link, Algorithm),
     members: &[Resource],
     last: &mut [Vec<TaskId>],
-    (what, bytes): (What, f64),
+    (what, bytes): (ExchangeKind, f64),
 ) {
     let n = members.len();
     // Adds a round of simultaneous messages, given as senders, receivers and bytes.
@@ -104,13 +104,13 @@ pub(crate) fn exchange(
     };
     match (algorithm, what) {
         _ if n < 2 => {}
-        (Algorithm::Direct, What::Broadcast) => {
+        (Algorithm::Direct, ExchangeKind::Broadcast) => {
             let pairs: Vec<_> = (1..n).map(|to| (0, to, bytes)).collect();
             round(last, &pairs);
         }
-        (Algorithm::Direct, What::Sum | What::Gather) => {
+        (Algorithm::Direct, ExchangeKind::Sum | ExchangeKind::Gather) => {
             let each = match what {
-                What::Sum => bytes,
+                ExchangeKind::Sum => bytes,
                 _ => bytes / n as f64,
             };
             // At each moment, each member sends to another one.
@@ -119,21 +119,21 @@ pub(crate) fn exchange(
                 .collect();
             round(last, &pairs);
         }
-        (Algorithm::Ring, What::Broadcast) => {
+        (Algorithm::Ring, ExchangeKind::Broadcast) => {
             for step in 1..n {
                 round(last, &[(step - 1, step, bytes)]);
             }
         }
-        (Algorithm::Ring, What::Sum | What::Gather) => {
+        (Algorithm::Ring, ExchangeKind::Sum | ExchangeKind::Gather) => {
             let rounds = match what {
-                What::Sum => 2 * (n - 1),
+                ExchangeKind::Sum => 2 * (n - 1),
                 _ => n - 1,
             };
             for _ in 0..rounds {
                 round(last, &all(bytes / n as f64, &|from| (from + 1) % n));
             }
         }
-        (Algorithm::Doubling, What::Broadcast) => {
+        (Algorithm::Doubling, ExchangeKind::Broadcast) => {
             let mut distance = 1;
             while distance < n {
                 let pairs: Vec<_> = (0..distance)
@@ -144,13 +144,13 @@ pub(crate) fn exchange(
                 distance *= 2;
             }
         }
-        (Algorithm::Doubling, What::Sum | What::Gather) => {
+        (Algorithm::Doubling, ExchangeKind::Sum | ExchangeKind::Gather) => {
             // Members beyond a power of two hand over their data first, and get the result
             // afterwards.
             let whole = 1 << n.ilog2();
             let beyond: Vec<_> = (whole..n).collect();
             let part = |members: usize| match what {
-                What::Sum => bytes,
+                ExchangeKind::Sum => bytes,
                 _ => bytes * members as f64 / n as f64,
             };
             if !beyond.is_empty() {
@@ -187,7 +187,13 @@ mod tests {
         }
     }
 
-    fn seconds(algorithm: Algorithm, what: What, n: usize, bytes: f64, shared: bool) -> f64 {
+    fn seconds(
+        algorithm: Algorithm,
+        what: ExchangeKind,
+        n: usize,
+        bytes: f64,
+        shared: bool,
+    ) -> f64 {
         let mut tasks = Tasks::new();
         let members: Vec<_> = (0..n).collect();
         let mut last = vec![Vec::new(); n];
@@ -207,9 +213,9 @@ mod tests {
     /// Compares with closed formulas: each round takes the latency plus its bytes over the
     /// bandwidth.
     #[test]
-    fn exchanges_take_what_formulas_say() {
+    fn exchange_times_match_the_formulas() {
         use Algorithm::{Direct, Doubling, Ring};
-        use What::{Broadcast, Gather, Sum};
+        use ExchangeKind::{Broadcast, Gather, Sum};
         for (algorithm, what, n, expected) in [
             (Direct, Sum, 1, 0.0),
             (Direct, Sum, 2, 10.0 + 24.0 / 2.0),

@@ -1,6 +1,6 @@
 //! Forecast of prefill and decode.
 
-use crate::drive::{Drive, Known};
+use crate::drive::{Drive, LocatedPlan};
 use crate::events::Played;
 use crate::machines::Cluster;
 use samite_core::Result;
@@ -78,7 +78,7 @@ pub fn forecast(cluster: &Cluster, task: &Task<'_>) -> Result<Forecast> {
 fn prompt(cluster: &Cluster, pieces: &[(&Plan, usize)]) -> Result<Phase> {
     let mut drive = Drive::new(cluster);
     let mut before = 0;
-    let mut present: Option<(&Plan, Known<'_>)> = None;
+    let mut present: Option<(&Plan, LocatedPlan<'_>)> = None;
     for (number, &(plan, tokens)) in pieces.iter().enumerate() {
         let known = match present {
             Some((same, known)) if std::ptr::eq(same, plan) => known,
@@ -86,7 +86,7 @@ fn prompt(cluster: &Cluster, pieces: &[(&Plan, usize)]) -> Result<Phase> {
                 if other.is_some() {
                     drive.join();
                 }
-                Known::new(plan, cluster)?
+                LocatedPlan::new(plan, cluster)?
             }
         };
         // Each token sees the earlier ones and itself.
@@ -101,7 +101,7 @@ fn prompt(cluster: &Cluster, pieces: &[(&Plan, usize)]) -> Result<Phase> {
 }
 
 fn generation(cluster: &Cluster, plan: &Plan, before: usize, tokens: usize) -> Result<Phase> {
-    let known = Known::new(plan, cluster)?;
+    let known = LocatedPlan::new(plan, cluster)?;
     let mut drive = Drive::new(cluster);
     let played = tokens.clamp(1, PLAYED_TOKENS);
     // Time grows linearly with the number of tokens seen, so that of the middle token is the mean.

@@ -92,7 +92,7 @@ struct MachineForm {
     device: Spanned<String>,
     #[serde(default = "one")]
     count: Spanned<usize>,
-    through: Option<Through>,
+    through: Option<AccessPath>,
     link: Option<Spanned<String>>,
 }
 
@@ -110,7 +110,7 @@ struct ExchangeForm {
 /// Access of the program to a device of another machine or card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Through {
+pub enum AccessPath {
     /// A bus of the same machine, to a GPU with its own memory.
     Bus,
     /// ggml's RPC protocol: a message for each tensor written, each run, and each tensor read.
@@ -196,7 +196,7 @@ pub struct Member {
     pub device: Arc<DeviceRates>,
     /// Access of the program to it. `None` if it is a processor of the program's own machine, or
     /// runs the program itself.
-    pub reached: Option<(Through, Arc<Link>)>,
+    pub reached: Option<(AccessPath, Arc<Link>)>,
 }
 
 /// Exchange of the members of a split device.
@@ -424,7 +424,7 @@ algorithm = "ring"
 "#;
 
     #[test]
-    fn a_file_is_read() {
+    fn a_cluster_file_is_parsed() {
         let cluster = Cluster::parse("m.toml", GOOD).unwrap();
         let names: Vec<_> = cluster.members.iter().map(|m| &*m.name).collect();
         assert_eq!(names, ["node0", "node1", "node2"]);
@@ -432,14 +432,14 @@ algorithm = "ring"
         assert_eq!((device.memory, device.operation), (8_000_000_000, 1e-6));
         assert_eq!(device.rates_for(DType::Q4_0).unwrap().products, 200e9);
         let (through, link) = cluster.members[0].reached.as_ref().unwrap();
-        assert_eq!((*through, link.bandwidth), (Through::Remote, 117e6));
+        assert_eq!((*through, link.bandwidth), (AccessPath::Remote, 117e6));
         assert_eq!(cluster.exchange.unwrap().algorithm, Algorithm::Ring);
         let missing = device.rates_for(DType::F16).unwrap_err().to_string();
         assert!(missing.contains("[devices.small.types.f16]"), "{missing}");
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line() {
+    fn cluster_file_errors_name_the_line() {
         for (from, to, line, says) in [
             ("latency = 50e-6", "latency = -1", 12, "must be seconds"),
             ("read = 20e9", "read = 0", 8, "must be a number above 0"),

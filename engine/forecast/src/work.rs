@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn products_count_what_is_read_and_multiplied() {
+    fn product_cost_counts_reads_and_multiplications() {
         let mut g = Graph::new();
         let w = g.leaf("w", DType::Q4_0, [64, 32, 1, 1]).unwrap();
         let x = g.input("x", DType::F32, [64, 5, 1, 1]).unwrap();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_are_read_that_are_used() {
+    fn only_used_experts_are_read() {
         let mut g = Graph::new();
         let w = g.leaf("w", DType::F32, [8, 4, 16, 1]).unwrap();
         let x = g.input("x", DType::F32, [8, 1, 2, 1]).unwrap();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_looks_at_what_is_visible() {
+    fn attention_cost_counts_visible_cells() {
         let mut g = Graph::new();
         let q = g.input("q", DType::F32, [16, 3, 4, 1]).unwrap();
         let k = g.input("k", DType::F16, [16, 100, 2, 1]).unwrap();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_to_does_not_count() {
+    fn write_targets_are_not_counted_as_reads() {
         let mut g = Graph::new();
         let cache = g.input("cache", DType::F16, [64, 1000, 1, 1]).unwrap();
         let rows = g.input("rows", DType::F32, [64, 2, 1, 1]).unwrap();

@@ -6,7 +6,7 @@ use samite_core::{
     Cut, DType, Device, Graph, Layout, StoredTensor, TensorInfo, Usage, unallocated,
 };
 use samite_cpu::{CpuDevice, CpuOptions};
-use samite_forecast::{Cluster, Task, forecast, paper};
+use samite_forecast::{Cluster, Task, forecast, plan_only};
 use samite_meta::{MetaDevice, MetaOptions};
 use samite_sched::{Assignments, DeviceSet, Options, Plan};
 use std::sync::Arc;
@@ -53,10 +53,10 @@ fn devices(cluster: &Cluster) -> Vec<Arc<dyn Device>> {
     let like = like();
     let members = cluster.members.iter().map(|member| {
         let through = member.reached.as_ref().map(|(through, _)| *through);
-        paper(&like, &member.name, member.device.memory, through)
+        plan_only(&like, &member.name, member.device.memory, through)
     });
     members
-        .chain([paper(&like, "cpu", cluster.host.memory, None)])
+        .chain([plan_only(&like, "cpu", cluster.host.memory, None)])
         .collect()
 }
 
@@ -106,7 +106,7 @@ fn close(found: f64, expected: f64) {
 }
 
 #[test]
-fn a_step_of_a_remote_machine_is_a_message_there_and_one_back() {
+fn a_remote_step_takes_one_message_each_way() {
     let cluster = far("remote", 1);
     let plan = chain(&devices(&cluster), 1, 1);
     // Two messages of two ends each, and a second of reading.
@@ -114,7 +114,7 @@ fn a_step_of_a_remote_machine_is_a_message_there_and_one_back() {
 }
 
 #[test]
-fn rpc_sends_a_message_for_each_thing() {
+fn rpc_sends_one_message_per_request() {
     let cluster = far("rpc", 1);
     let plan = chain(&devices(&cluster), 1, 1);
     // The input, the run, and the question for the result follow each other: the program is busy
@@ -127,7 +127,7 @@ fn rpc_sends_a_message_for_each_thing() {
 }
 
 #[test]
-fn machines_work_one_after_the_other_through_the_program() {
+fn remote_machines_run_one_after_another() {
     let cluster = far("remote", 3);
     let plan = chain(&devices(&cluster), 1, 1);
     close(generation(&cluster, &plan), 3.0 * (2.0 * 10.5 + 1.0));
@@ -167,7 +167,7 @@ fn micro_batches_of_one_plan_overlap() {
 }
 
 #[test]
-fn bytes_take_time_of_the_link() {
+fn transfers_take_link_time() {
     let slow = far("remote", 1);
     let text = |bandwidth: f64| {
         let mut cluster = slow.clone();
@@ -184,7 +184,7 @@ fn bytes_take_time_of_the_link() {
 }
 
 #[test]
-fn divided_tensors_are_read_in_parts_and_summed() {
+fn split_tensors_are_read_as_shards_and_summed() {
     let text = |algorithm: &str, count: usize| {
         cluster(&format!(
             "[links.lan]
@@ -237,7 +237,7 @@ fn divided_tensors_are_read_in_parts_and_summed() {
 }
 
 #[test]
-fn what_the_file_does_not_have_is_named() {
+fn devices_missing_from_the_cluster_file_are_named() {
     let cluster = far("remote", 1);
     let mut other = cluster.clone();
     other.members[0].name = "other".to_owned();

@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_disable_nothing_are_told() {
+    fn disabled_names_without_effect_cause_a_warning() {
         let warning = |list: &str, plugins: &[&str]| {
             let names: Vec<_> = list.split(',').map(str::to_owned).collect();
             unknown(
@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_lists() {
+    fn device_names_and_lists_are_parsed() {
         let registry = registry(vec![
             device("gpu0", DeviceKind::Gpu),
             device("cpu", DeviceKind::Cpu),
@@ -666,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_named_is_mentioned_whatever_is_asked_for() {
+    fn rejected_named_plugins_appear_in_every_lookup_error() {
         let mut registry = Registry::empty();
         registry.register(Arc::new(Fake(vec![], true, true)));
         let error = |name: &str| registry.device(name).err().unwrap().to_string();
@@ -683,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn doubtful_devices_are_used_when_named_only() {
+    fn doubtful_devices_are_used_only_when_named() {
         let registry = registry(vec![
             device("doubtful", DeviceKind::Gpu),
             device("cpu", DeviceKind::Cpu),
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn single_devices_come_and_backends_go() {
+    fn devices_are_registered_and_backends_unregistered() {
         let mut registry = registry(vec![device("cpu", DeviceKind::Cpu)]);
         let one = device("npu", DeviceKind::Gpu);
         registry.register_device(Arc::clone(&one));
@@ -710,7 +710,7 @@ mod tests {
 
     #[cfg(all(feature = "cpu", feature = "reference"))]
     #[test]
-    fn what_is_disabled_is_not_there() {
+    fn disabled_backends_are_absent() {
         let mut options = BuiltIn::default();
         options.disable("Cpu, vulkan,ggml:cpu,,blas");
         #[cfg(feature = "ggml")]
@@ -734,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn integrated_gpus_count_only_without_others() {
+    fn integrated_gpus_are_used_only_without_discrete_ones() {
         let both = registry(vec![
             device("cpu", DeviceKind::Cpu),
             device("igpu", DeviceKind::IntegratedGpu),
@@ -764,7 +764,7 @@ mod tests {
     }
 
     #[test]
-    fn features_decide_what_is_built_in() {
+    fn cargo_features_select_the_built_in_backends() {
         let registry = Registry::built_in(BuiltIn::default());
         let names: Vec<_> = registry.backends().iter().map(|b| b.name()).collect();
         let wanted: Vec<_> = [
@@ -782,7 +782,7 @@ mod tests {
 
     #[cfg(not(feature = "wgpu"))]
     #[test]
-    fn a_device_that_the_build_lacks_is_told_with_its_feature() {
+    fn errors_for_missing_devices_name_the_cargo_feature() {
         for name in ["wgpu0", "WGPU12", "wgpu"] {
             let error = Registry::default().device(name).unwrap_err().to_string();
             assert!(error.contains("--features wgpu"), "{error}");

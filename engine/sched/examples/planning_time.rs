@@ -4,7 +4,7 @@
 //! The graph has the shape of a language model: layers with weights on three devices in turn,
 //! written caches, and experts in host memory that a faster device takes over.
 
-use samite_core::environment::NoChance;
+use samite_core::environment::NoBuggify;
 use samite_core::{
     CancelToken, DType, Device, DeviceKind, Graph, Layout, Result, TensorGroup, Unary, Usage,
 };
@@ -84,7 +84,7 @@ fn main() -> Result<()> {
                 let live = graph.live();
                 let placed = placement::place(&graph, &live, &set, Assignments::NONE, &options)?;
                 let after_place = Instant::now();
-                let lowered = split::cut(&graph, &live, &set, &placed, &NoChance)?;
+                let lowered = split::cut(&graph, &live, &set, &placed, &NoBuggify)?;
                 let after_cut = Instant::now();
                 let memory = memory_plan::plan(&lowered, &live, &set, copies)?;
                 let after_memory = Instant::now();

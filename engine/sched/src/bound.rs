@@ -1,6 +1,6 @@
 //! A plan bound to memory, with compiled splits and events.
 
-use crate::chunks::Chunks;
+use crate::buffer_pool::BufferPool;
 use crate::compiler::Compiler;
 use crate::executor::Executor;
 use crate::memory_plan::Blocks;
@@ -8,7 +8,7 @@ use crate::order::{Lane, Wait, Work};
 use crate::plan::Plan;
 use crate::watch::Pieces;
 use samite_core::{
-    CancelToken, DType, Event, Layout, Placed, Prepared, Result, Slot, TensorId, TensorInfo,
+    CancelToken, DType, Event, Layout, PlacedGraph, Prepared, Result, Slot, TensorId, TensorInfo,
     TensorRef, Usage,
 };
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Bound {
     /// creates the events.
     pub fn new(
         plan: &Plan,
-        chunks: &Chunks,
+        buffer_pool: &BufferPool,
         compiler: &mut Compiler,
         executor: &mut Executor,
         cancel: &CancelToken,
@@ -50,17 +50,17 @@ impl Bound {
         let places = (0..plan.copies)
             .map(|copy| {
                 let ids = graph.ids();
-                ids.map(|id| place(plan, chunks, id, copy)).collect()
+                ids.map(|id| place(plan, buffer_pool, id, copy)).collect()
             })
             .collect::<Result<Vec<Vec<_>>>>()?;
         for action in &plan.actions {
             if let (Work::Copy(number), None) = (action.work, action.copier) {
                 let copy = &plan.lowered.copies[number];
-                executor.detour.reserve(copy, graph, &places[0])?;
+                executor.host_copies.reserve(copy, graph, &places[0])?;
             }
         }
         let workspaces = (0..plan.lowered.splits.len())
-            .map(|split| workspace(chunks, plan.memory.workspaces[split].as_ref()))
+            .map(|split| workspace(buffer_pool, plan.memory.workspaces[split].as_ref()))
             .collect::<Result<Vec<_>>>()?;
         let members = plan
             .memory
@@ -69,7 +69,7 @@ impl Bound {
             .map(|members| {
                 let members = members.iter();
                 members
-                    .map(|blocks| workspace(chunks, blocks.as_ref()))
+                    .map(|blocks| workspace(buffer_pool, blocks.as_ref()))
                     .collect()
             })
             .collect::<Result<Vec<Vec<_>>>>()?;
@@ -80,7 +80,7 @@ impl Bound {
             let device = plan.devices.get(split.device);
             let compiled = compiler.compile(split.device, device, graph, &split.nodes, cancel)?;
             for (prepared, places) in prepared.iter_mut().zip(&places) {
-                let work = Placed {
+                let work = PlacedGraph {
                     graph,
                     nodes: &split.nodes,
                     places,
@@ -146,7 +146,12 @@ impl Bound {
     }
 }
 
-fn place(plan: &Plan, chunks: &Chunks, id: TensorId, copy: usize) -> Result<Option<TensorRef>> {
+fn place(
+    plan: &Plan,
+    buffer_pool: &BufferPool,
+    id: TensorId,
+    copy: usize,
+) -> Result<Option<TensorRef>> {
     let graph = &plan.lowered.graph;
     let tensor = graph.tensor(id);
     let base_id = graph.memory_of(id);
@@ -155,7 +160,7 @@ fn place(plan: &Plan, chunks: &Chunks, id: TensorId, copy: usize) -> Result<Opti
         (Some(stored), _) => stored.tensor().clone(),
         (None, Some(blocks)) => {
             let info = TensorInfo::new(&base.name, base.layout, Usage::Compute);
-            chunks.place(blocks, copy, &info)?
+            buffer_pool.place(blocks, copy, &info)?
         }
         (None, None) => return Ok(None),
     };
@@ -169,11 +174,11 @@ fn place(plan: &Plan, chunks: &Chunks, id: TensorId, copy: usize) -> Result<Opti
     }))
 }
 
-fn workspace(chunks: &Chunks, blocks: Option<&Blocks>) -> Result<Option<TensorRef>> {
+fn workspace(buffer_pool: &BufferPool, blocks: Option<&Blocks>) -> Result<Option<TensorRef>> {
     let Some(blocks) = blocks else {
         return Ok(None);
     };
     let bytes = Layout::contiguous(DType::I8, [blocks.get(0).size, 1, 1, 1])?;
     let info = TensorInfo::new("workspace", bytes, Usage::Compute);
-    chunks.place(blocks, 0, &info).map(Some)
+    buffer_pool.place(blocks, 0, &info).map(Some)
 }

@@ -4,8 +4,8 @@ use crate::options::Options;
 use crate::scheduler::Scheduler;
 use crate::watch::{Watch, WatchedRun};
 use samite_core::{
-    CancelToken, Delegate, Delegating, Device, Error, Graph, Keep, Layout, Node, Op, Result,
-    StoredTensor, TensorGroup, TensorId, TensorRef, Usage,
+    CancelToken, Device, DeviceWrapper, Error, Graph, KeepAlive, Layout, Node, Op, Result,
+    StoredTensor, TensorGroup, TensorId, TensorRef, Usage, WrappedDevice,
 };
 use samite_quant::RowReader;
 use std::sync::Arc;
@@ -283,17 +283,17 @@ fn compare(
 pub fn in_order(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     struct InOrder(Arc<dyn Device>);
 
-    impl Delegate for InOrder {
+    impl DeviceWrapper for InOrder {
         fn inner(&self) -> &Arc<dyn Device> {
             &self.0
         }
 
-        fn optimize(&self, _: &Graph, _: &mut [TensorId]) -> Vec<Keep> {
+        fn optimize(&self, _: &Graph, _: &mut [TensorId]) -> Vec<KeepAlive> {
             Vec::new()
         }
     }
 
-    Delegating::device(InOrder(Arc::clone(device)))
+    WrappedDevice::device(InOrder(Arc::clone(device)))
 }
 
 /// Copies `graph` to two devices, writes `inputs`, and runs both copies [in lockstep](in_step).

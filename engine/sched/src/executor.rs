@@ -1,11 +1,11 @@
 //! Execution of a plan's actions: waits, copies, splits.
 
 use crate::bound::Bound;
-use crate::detour::Detour;
 use crate::devices::DeviceSet;
+use crate::host_copies::HostCopier;
 use crate::order::{Action, Lane, Wait, Work};
 use crate::plan::Plan;
-use crate::run::{Pace, Run, Step};
+use crate::run::{OverlapMode, Run, RunStep};
 use crate::trace::Trace;
 use crate::watch::{Position, Walk};
 use samite_core::{CancelToken, Device, Error, Prepared, Result, RunControl, Stream, TensorId};
@@ -18,7 +18,7 @@ pub(crate) struct Executor {
     pub threads: Option<usize>,
     /// Streams only for copies, of devices that have them.
     copy_streams: Vec<Option<Box<dyn Stream>>>,
-    pub detour: Detour,
+    pub host_copies: HostCopier,
     pub trace: Option<Trace>,
 }
 
@@ -35,7 +35,7 @@ impl Executor {
                 })
                 .collect::<Result<_>>()?,
             threads: None,
-            detour: Detour::default(),
+            host_copies: HostCopier::default(),
             trace: None,
         })
     }
@@ -134,11 +134,11 @@ impl Executor {
 
     /// Runs a plan once. After a failure, nothing is in flight.
     pub fn run(&mut self, plan: &Arc<Plan>, bound: &mut Bound, cancel: &CancelToken) -> Result<()> {
-        let mut run = Run::new(Pace::Overlapped);
+        let mut run = Run::new(OverlapMode::Overlapped);
         let mut last = Ok(());
         loop {
             last = match run.step(&plan.actions, last, cancel.is_cancelled()) {
-                Step::End(result) => {
+                RunStep::End(result) => {
                     if result.is_ok() {
                         bound.runs += 1;
                         bound.in_flight += 1;
@@ -181,14 +181,14 @@ impl Executor {
             let last = std::mem::replace(&mut walk.last, Ok(()));
             let step = walk.run.step(&plan.actions, last, cancel.is_cancelled());
             match step {
-                Step::Issue(action) if let Work::Split(split) = plan.actions[action].work => {
+                RunStep::Issue(action) if let Work::Split(split) = plan.actions[action].work => {
                     walk.position = Some(Position {
                         split,
                         pieces: 0,
                         shown: 0,
                     });
                 }
-                Step::End(result) => {
+                RunStep::End(result) => {
                     walk.is_over = true;
                     result?;
                     bound.runs += 1;
@@ -205,12 +205,12 @@ impl Executor {
         &mut self,
         plan: &Arc<Plan>,
         bound: &mut Bound,
-        step: Step,
+        step: RunStep,
         cancel: &CancelToken,
     ) -> Result<()> {
         match step {
-            Step::Wait(lane, wait) => self.wait(plan, bound, lane, wait),
-            Step::Issue(number) => {
+            RunStep::Wait(lane, wait) => self.wait(plan, bound, lane, wait),
+            RunStep::Issue(number) => {
                 let action = &plan.actions[number];
                 match action.work {
                     Work::Inputs => Ok(()),
@@ -218,21 +218,21 @@ impl Executor {
                     Work::Split(split) => self.split(plan, bound, split, cancel),
                 }
             }
-            Step::Record(action) => {
+            RunStep::Record(action) => {
                 let stream = self.lane(plan.actions[action].lane);
                 match stream.zip(bound.event_of(action)) {
                     Some((stream, event)) => stream.record(&**event),
                     None => Ok(()),
                 }
             }
-            Step::Finish(lane) => self
+            RunStep::Finish(lane) => self
                 .lane(lane)
                 .map_or(Ok(()), |stream| stream.synchronize()),
-            Step::Drain => {
+            RunStep::Drain => {
                 self.give_up(bound);
                 Ok(())
             }
-            Step::End(result) => result,
+            RunStep::End(result) => result,
         }
     }
 
@@ -252,8 +252,8 @@ impl Executor {
                 None => self.streams[device].copy(from, to)?,
             },
             None => match copy.experts.and_then(|ids| places[ids.index()].as_ref()) {
-                Some(ids) => self.detour.copy_experts(from, to, ids)?,
-                None => self.detour.copy(from, to)?,
+                Some(ids) => self.host_copies.copy_experts(from, to, ids)?,
+                None => self.host_copies.copy(from, to)?,
             },
         }
         if let (Some(trace), Some(start)) = (&self.trace, start) {

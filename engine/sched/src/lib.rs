@@ -9,29 +9,29 @@
 //! 4. [`order`]: the waits between asynchronous work.
 //!
 //! A plan can be [explained](Plan#impl-Display-for-Plan) as text, [JSON](Plan::to_json) or a
-//! [picture](Plan::to_svg), and [checked](race) by code that shares nothing with steps 3 and 4. A
-//! [`Scheduler`] allocates the planned memory, lets devices compile their splits, and runs the plan
-//! any number of times. In the steady state it neither plans nor allocates.
+//! [picture](Plan::to_svg), and [checked](race_check) by code that shares nothing with steps 3 and
+//! 4. A [`Scheduler`] allocates the planned memory, lets devices compile their splits, and runs the
+//! plan any number of times. In the steady state it neither plans nor allocates.
 //!
 //! The scheduler knows devices only through their contract. It does not know kernels or models.
 
 #![forbid(unsafe_code)]
 
 mod bound;
-mod chunks;
+mod buffer_pool;
 pub mod compare;
 mod compiler;
-mod detour;
 mod devices;
 mod executor;
 pub mod explain;
+mod host_copies;
 pub mod memory_plan;
 mod options;
 pub mod order;
 mod picture;
 pub mod placement;
 mod plan;
-pub mod race;
+pub mod race_check;
 mod run;
 mod scheduler;
 pub mod split;

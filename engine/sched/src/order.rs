@@ -82,15 +82,15 @@ pub(crate) enum Space {
 
 /// Access to a byte range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Touch {
+pub(crate) struct ByteAccess {
     pub space: Space,
     pub start: usize,
     pub end: usize,
     pub write: bool,
 }
 
-impl Touch {
-    pub fn conflicts(&self, other: &Touch) -> bool {
+impl ByteAccess {
+    pub fn conflicts(&self, other: &ByteAccess) -> bool {
         self.space == other.space
             && self.start < other.end
             && other.start < self.end
@@ -106,7 +106,7 @@ pub(crate) struct Map<'a> {
 
 impl Map<'_> {
     /// Returns the bytes of tensor `id` for pipeline copy `copy`.
-    pub fn touch(&self, id: TensorId, copy: usize, write: bool) -> Option<Touch> {
+    pub fn touch(&self, id: TensorId, copy: usize, write: bool) -> Option<ByteAccess> {
         let tensor = self.graph.tensor(id);
         let base = self.graph.memory_of(id);
         let shift = tensor.view.map_or(0, |view| view.offset);
@@ -125,7 +125,7 @@ impl Map<'_> {
                 self.planned(blocks, copy)
             }
         };
-        Some(Touch {
+        Some(ByteAccess {
             space,
             start: start + shift,
             end: start + shift + bytes,
@@ -139,7 +139,7 @@ impl Map<'_> {
     }
 
     /// Returns all accesses of one computed node.
-    pub fn node(&self, id: TensorId, copy: usize) -> impl Iterator<Item = Touch> + '_ {
+    pub fn node(&self, id: TensorId, copy: usize) -> impl Iterator<Item = ByteAccess> + '_ {
         let tensor = self.graph.tensor(id);
         let written = tensor.op.written_sources();
         tensor
@@ -149,16 +149,20 @@ impl Map<'_> {
     }
 
     /// Returns the memory that a split's device keeps, and so may read until the split's end.
-    pub fn kept<'a>(&'a self, split: &'a Split, copy: usize) -> impl Iterator<Item = Touch> + 'a {
+    pub fn kept<'a>(
+        &'a self,
+        split: &'a Split,
+        copy: usize,
+    ) -> impl Iterator<Item = ByteAccess> + 'a {
         let kept = split.kept.iter();
         kept.filter_map(move |keep| self.touch(keep.tensor, copy, false))
     }
 
     /// Returns the workspace of split number `split`.
-    pub fn workspace(&self, split: usize, copy: usize) -> Option<Touch> {
+    pub fn workspace(&self, split: usize, copy: usize) -> Option<ByteAccess> {
         let blocks = self.memory.workspaces[split].as_ref()?;
         let (space, start) = self.planned(blocks, copy);
-        Some(Touch {
+        Some(ByteAccess {
             space,
             start,
             end: start + blocks.get(copy).size,
@@ -167,8 +171,8 @@ impl Map<'_> {
     }
 
     /// Returns all accesses of an action, merged into few ranges.
-    pub fn action(&self, work: Work, lowered: &Lowered, copy: usize) -> Vec<Touch> {
-        let mut touches: Vec<Touch> = match work {
+    pub fn action(&self, work: Work, lowered: &Lowered, copy: usize) -> Vec<ByteAccess> {
+        let mut touches: Vec<ByteAccess> = match work {
             Work::Inputs => {
                 let is_input = |id: &TensorId| self.graph.tensor(*id).flags.input;
                 self.graph
@@ -334,7 +338,7 @@ fn copier(lowered: &Lowered, number: usize, receiver: usize, devices: &DeviceSet
 }
 
 /// Returns whether two actions conflict. Both lists are ordered by space.
-fn conflict(mine: &[Touch], theirs: &[Touch]) -> bool {
+fn conflict(mine: &[ByteAccess], theirs: &[ByteAccess]) -> bool {
     mine.chunk_by(|a, b| a.space == b.space).any(|mine| {
         let space = mine[0].space;
         let first = theirs.partition_point(|touch| touch.space < space);
@@ -350,7 +354,7 @@ fn find_waits(
     devices: &DeviceSet,
     copies: usize,
 ) {
-    struct Past {
+    struct AccessHistory {
         /// Position in issue order.
         number: usize,
         action: usize,
@@ -361,7 +365,7 @@ fn find_waits(
         graph: &lowered.graph,
         memory,
     };
-    let touches: Vec<Vec<Vec<Touch>>> = actions
+    let touches: Vec<Vec<Vec<ByteAccess>>> = actions
         .iter()
         .map(|action| {
             (0..copies)
@@ -372,7 +376,7 @@ fn find_waits(
     let lanes = lane_count(devices.len());
     let mut clocks = vec![Clock::new(lanes); lanes];
     // Past actions by lane. Action number `n` of a lane made its clock `n + 1`.
-    let mut past: Vec<Vec<Past>> = (0..lanes).map(|_| Vec::new()).collect();
+    let mut past: Vec<Vec<AccessHistory>> = (0..lanes).map(|_| Vec::new()).collect();
     let mut issued = 0;
     // After `copies` runs, every pipeline copy is used for the second time. One more run shows the
     // steady state.
@@ -409,7 +413,7 @@ fn find_waits(
             }
             clock.tick(lane);
             clocks[lane] = clock.clone();
-            past[lane].push(Past {
+            past[lane].push(AccessHistory {
                 number: issued,
                 action: number,
                 run,

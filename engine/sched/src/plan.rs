@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Placement, splits, copies, memory and order for one graph on a set of devices.
 ///
 /// A plan is made without data and without memory, and is the same for the same input. It can be
-/// [explained](crate::explain), [checked for races](crate::race) or executed by a
+/// [explained](crate::explain), [checked for races](crate::race_check) or executed by a
 /// [`Scheduler`](crate::Scheduler).
 #[derive(Debug)]
 pub struct Plan {
@@ -46,8 +46,8 @@ impl Plan {
         let copies = options.copies.max(1);
         let live = graph.live();
         let placement = placement::place(graph, &live, devices, assignments, options)?;
-        let chance = &*options.environment.chance;
-        let lowered = split::cut(graph, &live, devices, &placement, chance)?;
+        let buggify = &*options.environment.buggify;
+        let lowered = split::cut(graph, &live, devices, &placement, buggify)?;
         let memory = memory_plan::plan(&lowered, &live, devices, copies)?;
         let actions = order::order(&lowered, &memory, devices, copies)?;
         let mut writers: BTreeMap<TensorId, Vec<usize>> = BTreeMap::new();

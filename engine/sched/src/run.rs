@@ -12,7 +12,7 @@ use samite_core::{Error, Result};
 
 /// Next step of a run.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum RunStep {
     /// Make a lane wait for an action.
     Wait(Lane, Wait),
     /// Issue an action.
@@ -30,7 +30,7 @@ pub(crate) enum Step {
 
 /// Overlap of actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pace {
+pub(crate) enum OverlapMode {
     /// An action starts when the actions for which the plan makes it wait have ended. Actions of
     /// different lanes overlap.
     Overlapped,
@@ -42,7 +42,7 @@ pub(crate) enum Pace {
 
 /// The last step returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum RunState {
     /// The action `next` is not issued yet. If it has a wait of this number, that comes now.
     Waiting(usize),
     /// The action `next` is issued.
@@ -54,21 +54,21 @@ enum State {
 /// A run in progress.
 #[derive(Debug)]
 pub(crate) struct Run {
-    pace: Pace,
+    pace: OverlapMode,
     /// The current action.
     next: usize,
-    state: State,
+    state: RunState,
     /// The first failure, which is reported. Everything is being drained after it.
     failure: Option<Error>,
 }
 
 impl Run {
     /// Returns a run before its first step.
-    pub fn new(pace: Pace) -> Self {
+    pub fn new(pace: OverlapMode) -> Self {
         Run {
             pace,
             next: 0,
-            state: State::Waiting(0),
+            state: RunState::Waiting(0),
             failure: None,
         }
     }
@@ -78,42 +78,44 @@ impl Run {
     ///
     /// A `cancelled` run stops before its next action. During an action, the device checks the
     /// token.
-    pub fn step(&mut self, actions: &[Action], last: Result<()>, cancelled: bool) -> Step {
+    pub fn step(&mut self, actions: &[Action], last: Result<()>, cancelled: bool) -> RunStep {
         if let Some(failure) = self.failure.take() {
-            return Step::End(Err(failure));
+            return RunStep::End(Err(failure));
         }
         if let Err(failure) = last {
             return self.fail(failure);
         }
         loop {
             let Some(action) = actions.get(self.next) else {
-                return Step::End(Ok(()));
+                return RunStep::End(Ok(()));
             };
             match self.state {
-                State::Waiting(0) if cancelled => return self.fail(Error::Cancelled),
-                State::Waiting(number) => {
+                RunState::Waiting(0) if cancelled => return self.fail(Error::Cancelled),
+                RunState::Waiting(number) => {
                     let waits: &[Wait] = match self.pace {
-                        Pace::Overlapped => &action.waits,
-                        Pace::OneByOne => &[],
+                        OverlapMode::Overlapped => &action.waits,
+                        OverlapMode::OneByOne => &[],
                     };
                     if let Some(&wait) = waits.get(number) {
-                        self.state = State::Waiting(number + 1);
-                        return Step::Wait(action.lane, wait);
+                        self.state = RunState::Waiting(number + 1);
+                        return RunStep::Wait(action.lane, wait);
                     }
-                    self.state = State::Issued;
-                    return Step::Issue(self.next);
+                    self.state = RunState::Issued;
+                    return RunStep::Issue(self.next);
                 }
-                State::Issued => {
-                    self.state = State::Ended;
+                RunState::Issued => {
+                    self.state = RunState::Ended;
                     match self.pace {
-                        Pace::OneByOne => return Step::Finish(action.lane),
-                        Pace::Overlapped if action.is_awaited => return Step::Record(self.next),
-                        Pace::Overlapped => {}
+                        OverlapMode::OneByOne => return RunStep::Finish(action.lane),
+                        OverlapMode::Overlapped if action.is_awaited => {
+                            return RunStep::Record(self.next);
+                        }
+                        OverlapMode::Overlapped => {}
                     }
                 }
-                State::Ended => {
+                RunState::Ended => {
                     self.next += 1;
-                    self.state = State::Waiting(0);
+                    self.state = RunState::Waiting(0);
                 }
             }
         }
@@ -121,9 +123,9 @@ impl Run {
 
     /// Ends the run with `failure` after everything issued is done. Work in flight would otherwise
     /// touch memory that the next run or another plan uses.
-    fn fail(&mut self, failure: Error) -> Step {
+    fn fail(&mut self, failure: Error) -> RunStep {
         self.failure = Some(failure);
-        Step::Drain
+        RunStep::Drain
     }
 }
 
@@ -161,7 +163,7 @@ mod tests {
     /// Returns the steps of a run and its failure. Step number `fails` fails, and the run is
     /// cancelled before step number `cancelled`.
     fn steps(
-        pace: Pace,
+        pace: OverlapMode,
         fails: Option<usize>,
         cancelled: Option<usize>,
     ) -> (Vec<String>, Option<String>) {
@@ -172,24 +174,24 @@ mod tests {
         loop {
             let is_cancelled = cancelled.is_some_and(|at| steps.len() >= at);
             let step = run.step(&actions, last, is_cancelled);
-            if let Step::End(result) = step {
+            if let RunStep::End(result) = step {
                 return (steps, result.err().map(|error| error.to_string()));
             }
             last = match fails {
                 Some(at) if at == steps.len() => Err(Error::invalid(format!("step {at}"))),
                 // Failures while draining do not matter.
-                _ if matches!(step, Step::Drain) => Err(Error::invalid("while draining")),
+                _ if matches!(step, RunStep::Drain) => Err(Error::invalid("while draining")),
                 _ => Ok(()),
             };
             steps.push(match step {
-                Step::Wait(lane, wait) => {
+                RunStep::Wait(lane, wait) => {
                     format!("{lane:?} waits for {} of {}", wait.action, wait.runs_ago)
                 }
-                Step::Issue(action) => format!("start {action}"),
-                Step::Record(action) => format!("record {action}"),
-                Step::Finish(lane) => format!("finish {lane:?}"),
-                Step::Drain => "drain".to_owned(),
-                Step::End(_) => unreachable!(),
+                RunStep::Issue(action) => format!("start {action}"),
+                RunStep::Record(action) => format!("record {action}"),
+                RunStep::Finish(lane) => format!("finish {lane:?}"),
+                RunStep::Drain => "drain".to_owned(),
+                RunStep::End(_) => unreachable!(),
             });
         }
     }
@@ -204,15 +206,15 @@ mod tests {
     ];
 
     #[test]
-    fn each_action_is_issued_after_its_waits_and_recorded_if_somebody_waits() {
-        let (steps, result) = steps(Pace::Overlapped, None, None);
+    fn actions_follow_their_waits_and_record_awaited_events() {
+        let (steps, result) = steps(OverlapMode::Overlapped, None, None);
         assert_eq!(steps, OVERLAPPED);
         assert_eq!(result, None);
     }
 
     #[test]
-    fn one_by_one_each_action_is_finished() {
-        let (steps, result) = steps(Pace::OneByOne, None, None);
+    fn one_by_one_mode_finishes_each_action() {
+        let (steps, result) = steps(OverlapMode::OneByOne, None, None);
         let expected = [
             "start 0",
             "finish Host",
@@ -226,8 +228,8 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_everything_is_drained_and_the_first_failure_is_reported() {
-        for pace in [Pace::Overlapped, Pace::OneByOne] {
+    fn failures_drain_the_run_and_report_the_first_error() {
+        for pace in [OverlapMode::Overlapped, OverlapMode::OneByOne] {
             let (all, _) = steps(pace, None, None);
             for fails in 0..all.len() {
                 let (steps, result) = steps(pace, Some(fails), None);
@@ -240,9 +242,9 @@ mod tests {
     }
 
     #[test]
-    fn a_run_stops_between_actions() {
+    fn cancellation_stops_between_actions() {
         for (cancelled, issued) in [(0, 0), (1, 1), (2, 5), (4, 5), (5, 5)] {
-            let (steps, result) = steps(Pace::Overlapped, None, Some(cancelled));
+            let (steps, result) = steps(OverlapMode::Overlapped, None, Some(cancelled));
             let (before, last) = steps.split_at(issued);
             assert_eq!(before, &OVERLAPPED[..issued], "cancelled at {cancelled}");
             assert_eq!(last, ["drain"]);

@@ -1,7 +1,7 @@
 //! The scheduler: caches plans and memory, and runs graphs.
 
 use crate::bound::Bound;
-use crate::chunks::Chunks;
+use crate::buffer_pool::BufferPool;
 use crate::compiler::Compiler;
 use crate::devices::DeviceSet;
 use crate::executor::Executor;
@@ -61,7 +61,7 @@ pub struct Scheduler {
     executor: Executor,
     devices: DeviceSet,
     options: Options,
-    chunks: Chunks,
+    buffer_pool: BufferPool,
     compiler: Compiler,
     loaded: Vec<CachedPlan>,
     /// Position in `loaded` of the current graph.
@@ -90,7 +90,7 @@ impl Scheduler {
         let devices = DeviceSet::new(devices)?;
         Ok(Scheduler {
             executor: Executor::new(&devices)?,
-            chunks: Chunks::new(devices.memories().len()),
+            buffer_pool: BufferPool::new(devices.memories().len()),
             devices,
             options,
             compiler: Compiler::default(),
@@ -173,7 +173,7 @@ impl Scheduler {
         let memories = self.devices.memories().iter();
         memories
             .map(|memory| memory.name().to_owned())
-            .zip(self.chunks.sizes())
+            .zip(self.buffer_pool.sizes())
             .collect()
     }
 
@@ -204,7 +204,7 @@ impl Scheduler {
             self.synchronize()?;
         }
         if let Some(index) = known
-            && self.options.environment.chance.takes("plan-again")
+            && self.options.environment.buggify.fires("plan-again")
         {
             self.synchronize()?;
             self.forget(index);
@@ -264,9 +264,9 @@ impl Scheduler {
 
     /// Evicts the least recently used plan if the cache is full.
     fn make_room(&mut self) {
-        let chance = Arc::clone(&self.options.environment.chance);
+        let buggify = Arc::clone(&self.options.environment.buggify);
         while self.loaded.len() >= self.options.cached_plans.max(1)
-            || !self.loaded.is_empty() && chance.takes("forget-plan")
+            || !self.loaded.is_empty() && buggify.fires("forget-plan")
         {
             let oldest = (0..self.loaded.len()).min_by_key(|&index| self.loaded[index].last_use);
             self.forget(oldest.unwrap_or(0));
@@ -275,7 +275,7 @@ impl Scheduler {
 
     /// Grows every chunk to the size that `plan` needs.
     fn grow(&mut self, plan: &Plan) -> Result<()> {
-        let missing = self.chunks.missing(&plan.memory);
+        let missing = self.buffer_pool.missing(&plan.memory);
         if missing.is_empty() {
             return Ok(());
         }
@@ -286,7 +286,7 @@ impl Scheduler {
             .iter_mut()
             .for_each(|loaded| loaded.bound = None);
         self.counters.buffers += missing.len();
-        self.chunks.allocate(missing, &self.devices)
+        self.buffer_pool.allocate(missing, &self.devices)
     }
 
     fn bind(&mut self, index: usize, cancel: &CancelToken) -> Result<()> {
@@ -294,7 +294,7 @@ impl Scheduler {
         self.grow(&plan)?;
         let bound = Bound::new(
             &plan,
-            &self.chunks,
+            &self.buffer_pool,
             &mut self.compiler,
             &mut self.executor,
             cancel,
@@ -575,7 +575,7 @@ impl Scheduler {
         self.current = None;
         self.warned.clear();
         self.compiler.clear();
-        self.chunks = Chunks::new(devices.memories().len());
+        self.buffer_pool = BufferPool::new(devices.memories().len());
         // The other streams stay open: another device may also be lost, and could not open new
         // ones.
         self.executor.remove_device(number);

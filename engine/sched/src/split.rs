@@ -8,9 +8,9 @@
 
 use crate::devices::DeviceSet;
 use crate::placement::Placement;
-use samite_core::environment::Chance;
+use samite_core::environment::Buggify;
 use samite_core::reorder::{check_order, memories};
-use samite_core::{Error, Graph, Keep, Op, Result, TensorId, Usage};
+use samite_core::{Error, Graph, KeepAlive, Op, Result, TensorId, Usage};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ pub struct Split {
     /// Copies made before it starts, by number.
     pub copies: Vec<usize>,
     /// Memory that the device keeps for longer than the graph requires.
-    pub kept: Vec<Keep>,
+    pub kept: Vec<KeepAlive>,
 }
 
 impl Split {
@@ -68,7 +68,7 @@ pub struct Lowered {
 
 struct Cutter<'a> {
     devices: &'a DeviceSet,
-    chance: &'a dyn Chance,
+    buggify: &'a dyn Buggify,
     lowered: Lowered,
     /// Number of writes to the memory of a tensor so far.
     version: Vec<usize>,
@@ -86,11 +86,11 @@ pub fn cut(
     live: &[bool],
     devices: &DeviceSet,
     placement: &Placement,
-    chance: &dyn Chance,
+    buggify: &dyn Buggify,
 ) -> Result<Lowered> {
     let mut cutter = Cutter {
         devices,
-        chance,
+        buggify,
         lowered: Lowered {
             graph: graph.clone(),
             devices: placement.devices.clone(),
@@ -145,7 +145,7 @@ impl Cutter<'_> {
                 // A copied weight is large. In a split of its own, its memory can be reused for the
                 // next one.
                 !split.copies.is_empty() && foreign.iter().any(|&(_, source)| is_weight(source))
-                    || self.chance.takes("split")
+                    || self.buggify.fires("split")
             }
             _ => true,
         };
@@ -225,7 +225,7 @@ impl Lowered {
                 continue;
             }
             let nodes: BTreeSet<TensorId> = before.into_iter().collect();
-            for Keep { tensor, until } in &split.kept {
+            for KeepAlive { tensor, until } in &split.kept {
                 if tensor.index() >= self.graph.len() || !nodes.contains(until) {
                     return Err(wrong(format!(
                         "{tensor} cannot be kept until {until}, which is not a node of the split, or is not there itself"

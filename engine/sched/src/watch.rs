@@ -5,9 +5,9 @@ use crate::bound::Bound;
 use crate::compiler::Compiler;
 use crate::executor::Executor;
 use crate::plan::Plan;
-use crate::run::{Pace, Run};
+use crate::run::{OverlapMode, Run};
 use crate::scheduler::Scheduler;
-use samite_core::{CancelToken, Error, Graph, Placed, Prepared, Result, TensorId, TensorRef};
+use samite_core::{CancelToken, Error, Graph, PlacedGraph, Prepared, Result, TensorId, TensorRef};
 use std::collections::BTreeMap;
 
 /// Decision of a watcher.
@@ -61,7 +61,7 @@ pub(crate) struct Position {
 impl Walk {
     pub fn new(cuts: Vec<Vec<Cut>>) -> Self {
         Walk {
-            run: Run::new(Pace::OneByOne),
+            run: Run::new(OverlapMode::OneByOne),
             last: Ok(()),
             cuts,
             position: None,
@@ -160,7 +160,7 @@ impl Bound {
                 cancel.check()?;
                 let nodes = &split.nodes[start..end];
                 let compiled = compiler.compile(split.device, device, graph, nodes, cancel)?;
-                let work = Placed {
+                let work = PlacedGraph {
                     graph,
                     nodes,
                     places: &self.places[copy],

@@ -33,7 +33,7 @@ fn devices_are_compared_node_by_node() {
 }
 
 #[test]
-fn asynchronous_devices_and_such_that_order_nodes_keep_step() {
+fn asynchronous_and_reordering_devices_stay_in_lockstep() {
     let turning = Special::optimizing(fast(), |_, nodes| {
         nodes.swap(0, 1);
         Vec::new()
@@ -58,7 +58,7 @@ fn asynchronous_devices_and_such_that_order_nodes_keep_step() {
 /// Checks that a watcher may stop at the first difference, and that otherwise later nodes are
 /// compared on the same operands.
 #[test]
-fn one_wrong_node_does_not_make_the_next_ones_wrong() {
+fn one_wrong_node_does_not_affect_later_comparisons() {
     for stops in [false, true] {
         let (a, b) = (fast(), device("b", |_| {}));
         let wrong = samite_testing::wrong_device(&b, |node| node.op().name() == "mul_mat");
@@ -81,7 +81,7 @@ fn one_wrong_node_does_not_make_the_next_ones_wrong() {
 }
 
 #[test]
-fn what_a_device_cannot_do_is_done_by_those_behind_it() {
+fn unsupported_nodes_fall_back_during_comparison() {
     let picky = device("picky", |o| {
         o.without_ops = ["add", "rms_norm", "silu"].map(str::to_owned).to_vec()
     });
@@ -100,7 +100,7 @@ fn what_a_device_cannot_do_is_done_by_those_behind_it() {
 }
 
 #[test]
-fn a_cache_that_appears_as_several_leaves_stays_one_memory() {
+fn a_cache_with_several_leaves_is_copied_once() {
     let (a, b) = (fast(), device("b", |_| {}));
     let cache = TensorGroup::allocate(&a.buffer_type(), Usage::Any, &[("cache", f32s(&[4, 2]))]);
     let cache = Arc::clone(&cache.unwrap().tensors[0]);
@@ -140,7 +140,7 @@ fn a_cache_that_appears_as_several_leaves_stays_one_memory() {
 }
 
 #[test]
-fn memory_that_is_shared_in_part_is_not_copied() {
+fn partially_shared_memory_is_refused() {
     let host = host();
     let buffer = host.buffer_type().allocate(64, Usage::Any).unwrap();
     let mut graph = Graph::new();
@@ -155,7 +155,7 @@ fn memory_that_is_shared_in_part_is_not_copied() {
 }
 
 #[test]
-fn differences_say_how_much_and_where() {
+fn differences_report_size_and_position() {
     let same = difference_of(
         &[1.0, f32::NAN, f32::INFINITY],
         &[1.0, f32::NAN, f32::INFINITY],

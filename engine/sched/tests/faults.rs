@@ -54,7 +54,7 @@ impl Setup {
 }
 
 #[test]
-fn any_single_or_lasting_fault_is_an_error_and_nothing_more() {
+fn single_and_lasting_faults_only_cause_errors() {
     for (asynchronous, events, device_copies, copies) in [
         (false, false, false, 1),
         (true, false, false, 1),
@@ -115,7 +115,7 @@ fn any_single_or_lasting_fault_is_an_error_and_nothing_more() {
 }
 
 #[test]
-fn faults_while_watching_are_errors_too() {
+fn faults_in_watched_runs_are_errors() {
     let setup = Setup::new(false, false, false, 1);
     let (graph, x, y) = layers(&[&setup.devices[0], &setup.devices[1]]);
     let mut scheduler = setup.scheduler().unwrap();
@@ -157,7 +157,7 @@ fn faults_while_watching_are_errors_too() {
 }
 
 #[test]
-fn a_failure_that_a_read_or_a_write_reports_is_not_reported_again() {
+fn read_and_write_failures_are_reported_once() {
     let latch = Latch::new();
     let devices = [false, true].map(|host_memory| {
         device(&format!("host memory: {host_memory}"), |o| {

@@ -146,7 +146,7 @@ impl Device for AnyHost {
 }
 
 #[test]
-fn host_devices_keep_results_where_others_copy_quickly() {
+fn host_results_are_placed_in_memory_that_others_copy_fast() {
     let pinned = Arc::new(Pinned::default());
     let plain = common::fast();
     let fast = Special::with_host_memory(Arc::clone(&plain), Arc::clone(&pinned) as _);
@@ -273,7 +273,7 @@ fn only_experts_in_use_are_copied() {
 }
 
 #[test]
-fn numbers_of_experts_live_until_the_last_experts_were_copied() {
+fn expert_ids_stay_alive_until_the_last_expert_copy() {
     // One copy of the ids serves three products. But the ids of the experts to copy are read from
     // the original each time, so the host must not reuse its memory in between.
     let cpu = cpu();
@@ -318,7 +318,10 @@ fn numbers_of_experts_live_until_the_last_experts_were_copied() {
             .load_with(&graph, &assignments, &CancelToken::new())
             .unwrap();
         let plan = scheduler.current_plan().unwrap();
-        assert_eq!(samite_sched::race::check_memory(plan), Vec::<String>::new());
+        assert_eq!(
+            samite_sched::race_check::check_memory(plan),
+            Vec::<String>::new()
+        );
         if plan.devices().len() == 2 {
             let partial = plan
                 .copies()
@@ -336,7 +339,7 @@ fn numbers_of_experts_live_until_the_last_experts_were_copied() {
 }
 
 #[test]
-fn writes_to_read_only_memory_are_refused_with_its_name() {
+fn refused_writes_to_read_only_memory_name_the_tensor() {
     let owner = Arc::new([0u64; 8]);
     let base = std::ptr::NonNull::from(&*owner).cast();
     // SAFETY: the numbers are never written to, and the second reference keeps them alive.

@@ -8,7 +8,7 @@ use samite_core::{
     CancelToken, DType, Device, DeviceKind, Graph, HostMemory, Op, StoredTensor, Usage,
 };
 use samite_sched::order::{Lane, Work};
-use samite_sched::{Assignments, Options, Plan, Scheduler, race};
+use samite_sched::{Assignments, Options, Plan, Scheduler, race_check};
 use std::sync::Arc;
 
 fn asynchronous(name: &str, streams: bool) -> Arc<dyn Device> {
@@ -19,7 +19,7 @@ fn asynchronous(name: &str, streams: bool) -> Arc<dyn Device> {
 }
 
 #[test]
-fn every_device_may_have_a_stream_for_copies() {
+fn devices_can_have_copy_streams() {
     let run = |streams| {
         // Streams can copy only from and to host memory.
         let host = device("host", |o| {
@@ -44,7 +44,7 @@ fn every_device_may_have_a_stream_for_copies() {
         scheduler.run(&CancelToken::new()).unwrap();
         let result = read(&mut scheduler, y, 4).unwrap();
         let plan = scheduler.current_plan().unwrap();
-        assert_eq!(race::check(plan, 4), [], "{plan}");
+        assert_eq!(race_check::check(plan, 4), [], "{plan}");
         let last = Lane::Copies(2);
         let copies = plan.actions().iter().filter(|a| a.lane == last).count();
         (result, copies)
@@ -67,7 +67,7 @@ fn waits(plan: &Plan) -> bool {
 }
 
 #[test]
-fn what_lies_between_two_results_is_not_waited_for() {
+fn memory_between_two_results_causes_no_wait() {
     let [a, b] = ["a", "b"].map(|name| asynchronous(name, false));
     let memory = HostMemory::allocate(192, "host", "shared").unwrap();
     let part = |device: &Arc<dyn Device>, number: usize| {

@@ -38,7 +38,7 @@ fn relay(address: String) -> (String, std::thread::JoinHandle<[TcpStream; 2]>) {
 }
 
 #[test]
-fn a_server_that_is_lost_is_a_lost_device_and_the_others_go_on() {
+fn a_lost_server_is_a_lost_device_and_others_continue() {
     let listener = SystemNetwork.listen("127.0.0.1:0").unwrap();
     let address = listener.address().unwrap();
     let server = Server::new(vec![device("lent", |_| {})], ServerOptions::default());

@@ -5,8 +5,8 @@
 mod common;
 
 use common::{Special, bytes, host, read};
-use samite_core::{CancelToken, DType, Graph, Keep, TensorId};
-use samite_sched::{Assignments, DeviceSet, Options, Plan, Scheduler, race};
+use samite_core::{CancelToken, DType, Graph, KeepAlive, TensorId};
+use samite_sched::{Assignments, DeviceSet, Options, Plan, Scheduler, race_check};
 
 /// `x -> a -> view of a -> b -> c -> d`, where every result could reuse the memory of the one
 /// before the last.
@@ -34,14 +34,14 @@ fn chain() -> Chain {
     }
 }
 
-fn plan_with(graph: &Graph, kept: Vec<Keep>) -> samite_core::Result<Plan> {
+fn plan_with(graph: &Graph, kept: Vec<KeepAlive>) -> samite_core::Result<Plan> {
     let device = Special::optimizing(host(), move |_, _| kept.clone());
     let devices = DeviceSet::new(vec![device]).unwrap();
     Plan::new(graph, &devices, Assignments::NONE, &Options::default())
 }
 
 #[test]
-fn what_is_kept_is_not_overwritten() {
+fn tensors_to_preserve_are_not_overwritten() {
     let Chain {
         graph,
         nodes: [a, b, c, d],
@@ -61,8 +61,8 @@ fn what_is_kept_is_not_overwritten() {
     // Keeping a view keeps the viewed memory.
     for tensor in [a, view] {
         for (until, free_for) in [(c, Some(d)), (d, None)] {
-            let plan = plan_with(&graph, vec![Keep { tensor, until }]).unwrap();
-            assert_eq!(race::check_memory(&plan), Vec::<String>::new());
+            let plan = plan_with(&graph, vec![KeepAlive { tensor, until }]).unwrap();
+            assert_eq!(race_check::check_memory(&plan), Vec::<String>::new());
             for node in [b, c, d] {
                 assert_eq!(
                     overlaps(&plan, a, node),
@@ -78,16 +78,16 @@ fn what_is_kept_is_not_overwritten() {
     // before it exists.
     for tensor in graph.ids() {
         for until in [a, b, c, d] {
-            let twice = vec![Keep { tensor, until }; 2];
+            let twice = vec![KeepAlive { tensor, until }; 2];
             let plan = plan_with(&graph, twice).unwrap();
-            assert_eq!(race::check_memory(&plan), Vec::<String>::new());
-            assert_eq!(race::check(&plan, 3), []);
+            assert_eq!(race_check::check_memory(&plan), Vec::<String>::new());
+            assert_eq!(race_check::check(&plan, 3), []);
         }
     }
 }
 
 #[test]
-fn results_in_place_are_given_up_for_what_is_kept() {
+fn preserved_tensors_prevent_in_place_results() {
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [4, 4, 1, 1]).unwrap();
     let a = graph.sqr(x).unwrap();
@@ -95,7 +95,7 @@ fn results_in_place_are_given_up_for_what_is_kept() {
     let c = graph.sqr(b).unwrap();
     graph.set_output(c);
     let in_place = |kept| plan_with(&graph, kept).unwrap().memory().in_place;
-    let keep = |tensor, until| vec![Keep { tensor, until }];
+    let keep = |tensor, until| vec![KeepAlive { tensor, until }];
     assert_eq!(in_place(Vec::new()), 2);
     assert_eq!(in_place(keep(a, b)), 1);
     assert_eq!(in_place(keep(a, c)), 1);
@@ -104,7 +104,7 @@ fn results_in_place_are_given_up_for_what_is_kept() {
 }
 
 #[test]
-fn an_order_that_means_the_same_is_followed() {
+fn an_equivalent_node_order_is_followed() {
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
     let a = graph.sqr(x).unwrap();
@@ -127,7 +127,7 @@ fn an_order_that_means_the_same_is_followed() {
 }
 
 #[test]
-fn nonsense_is_an_error_that_names_device_and_node() {
+fn invalid_optimizations_are_errors_that_name_device_and_node() {
     let Chain {
         graph,
         x,
@@ -157,7 +157,7 @@ fn nonsense_is_an_error_that_names_device_and_node() {
         );
     }
     for (tensor, until) in [(a, x), (a, outside), (outside, d)] {
-        let error = plan_with(&graph, vec![Keep { tensor, until }]).unwrap_err();
+        let error = plan_with(&graph, vec![KeepAlive { tensor, until }]).unwrap_err();
         let expected = format!("{tensor} cannot be kept until {until}");
         assert!(error.to_string().contains(&expected), "{error}");
     }

@@ -26,7 +26,7 @@ fn run(scheduler: &mut Scheduler, value: f32) -> f32 {
 }
 
 #[test]
-fn zeros_of_both_signs_have_plans_of_their_own() {
+fn positive_and_negative_zero_have_separate_plans() {
     let mut scheduler = Scheduler::new(vec![host()], Options::default()).unwrap();
     assert_eq!(run(&mut scheduler, 0.0), f32::INFINITY);
     assert_eq!(run(&mut scheduler, -0.0), f32::NEG_INFINITY);
@@ -35,7 +35,7 @@ fn zeros_of_both_signs_have_plans_of_their_own() {
 }
 
 #[test]
-fn a_parameter_that_is_not_a_number_is_itself() {
+fn a_nan_parameter_equals_itself() {
     let mut scheduler = Scheduler::new(vec![host()], Options::default()).unwrap();
     for _ in 0..3 {
         assert!(run(&mut scheduler, f32::NAN).is_nan());

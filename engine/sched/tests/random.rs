@@ -7,10 +7,10 @@ mod common;
 use common::{Special, device, roomy};
 use samite_core::reorder::{check_order, memories};
 use samite_core::{
-    BufferType, CancelToken, Device, DeviceKind, Error, Graph, Keep, Layout, Result, StoredTensor,
-    TensorGroup, TensorId, Usage,
+    BufferType, CancelToken, Device, DeviceKind, Error, Graph, KeepAlive, Layout, Result,
+    StoredTensor, TensorGroup, TensorId, Usage,
 };
-use samite_sched::{Assignments, Options, Reason, Scheduler, race};
+use samite_sched::{Assignments, Options, Reason, Scheduler, race_check};
 use samite_testing::{RANDOM_GRAPH_OPS, RandomGraph, Rng, random_graph};
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn store_in(
 
 /// Swaps adjacent nodes where this does not change the results, and requests to keep memory for
 /// longer.
-fn optimize(seed: u64, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+fn optimize(seed: u64, graph: &Graph, nodes: &mut [TensorId]) -> Vec<KeepAlive> {
     let mut rng = Rng::new(seed ^ nodes.len() as u64);
     let before = nodes.to_vec();
     let memories = memories(graph);
@@ -42,7 +42,7 @@ fn optimize(seed: u64, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
         }
     }
     (0..rng.below(4))
-        .map(|_| Keep {
+        .map(|_| KeepAlive {
             tensor: TensorId::from_index(rng.below(graph.len())),
             until: nodes[rng.below(nodes.len())],
         })
@@ -201,12 +201,12 @@ fn check(seed: u64) -> Option<usize> {
         .count();
     assert_eq!(ran, wanted, "seed {seed}: not every node runs once");
     assert_eq!(
-        race::check_memory(plan),
+        race_check::check_memory(plan),
         Vec::<String>::new(),
         "seed {seed}\n{plan}"
     );
     assert_eq!(
-        race::check(plan, 2 * options_copies(&scheduler) + 2),
+        race_check::check(plan, 2 * options_copies(&scheduler) + 2),
         [],
         "seed {seed}"
     );
@@ -229,7 +229,7 @@ fn options_copies(scheduler: &Scheduler) -> usize {
 }
 
 #[test]
-fn random_graphs_on_random_devices() {
+fn random_graphs_on_random_devices_match_one_device() {
     let graphs = std::env::var("SAMITE_RANDOM_GRAPHS")
         .ok()
         .and_then(|n| n.parse().ok())

@@ -8,7 +8,7 @@ use samite_core::{
     CancelToken, DType, Device, DeviceKind, Error, Graph, Op, StoredTensor, TensorGroup, TensorId,
     Usage,
 };
-use samite_sched::{Assignments, Fallback, Options, Plan, Reason, Scheduler, Watch, race};
+use samite_sched::{Assignments, Fallback, Options, Plan, Reason, Scheduler, Watch, race_check};
 use samite_testing::ticking;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,9 +18,9 @@ fn run_layers(owners: &[usize], devices: Vec<Arc<dyn Device>>, options: Options)
     let (graph, x, y) = layers(&owners);
     let mut scheduler = Scheduler::new(devices.clone(), options).unwrap();
     scheduler.load(&graph).unwrap();
-    assert_eq!(race::check(scheduler.current_plan().unwrap(), 10), []);
+    assert_eq!(race_check::check(scheduler.current_plan().unwrap(), 10), []);
     assert_eq!(
-        race::check_memory(scheduler.current_plan().unwrap()),
+        race_check::check_memory(scheduler.current_plan().unwrap()),
         Vec::<String>::new()
     );
     (0..6)
@@ -65,7 +65,7 @@ fn any_split_gives_the_same_result() {
 }
 
 #[test]
-fn explanation_of_two_devices() {
+fn the_plan_explains_a_split_over_two_devices() {
     let (fast, host) = (fast(), host());
     let (graph, ..) = layers(&[&fast, &host]);
     let scheduler = Scheduler::new(vec![fast, host], Options::default()).unwrap();
@@ -130,7 +130,7 @@ fn place_sum(
 }
 
 #[test]
-fn a_sum_is_computed_where_its_operands_are_if_less_is_copied() {
+fn a_sum_follows_its_operands_if_that_saves_copies() {
     let nearer = |saved| Some(Reason::Nearer { saved });
     let placed = place_sum(host(), |graph, [a, b, _], use_on_fast| {
         let sum = graph.add(a, b).unwrap();
@@ -165,7 +165,7 @@ fn a_sum_is_computed_where_its_operands_are_if_less_is_copied() {
 }
 
 #[test]
-fn a_sum_stays_with_its_user_if_nothing_is_gained() {
+fn a_sum_stays_with_its_consumer_without_a_gain() {
     // A tensor that is used twice is also copied only once.
     let placed = place_sum(host(), |graph, [a, ..], use_on_fast| {
         let sum = graph.add(a, a).unwrap();
@@ -226,7 +226,7 @@ split 1 on host: 4 operations, 1 tensor (64 B) copied in
 }
 
 #[test]
-fn known_topologies_cost_no_plan_and_no_memory() {
+fn known_topologies_reuse_plan_and_memory() {
     let host = host();
     let build = || layers(&[&host, &host]);
     let w = weights(&host, "w", f32s(&[8, 8]));
@@ -275,7 +275,7 @@ fn reserved_memory_is_exact() {
 }
 
 #[test]
-fn operations_that_a_device_lacks_fall_back_with_a_reason() {
+fn unsupported_operations_fall_back_with_a_reason() {
     let weak = device("weak", |o| o.without_ops = vec!["silu".into()]);
     let host = host();
     let (graph, ..) = layers(&[&weak]);
@@ -303,7 +303,7 @@ fn operations_that_a_device_lacks_fall_back_with_a_reason() {
 }
 
 #[test]
-fn weights_on_a_device_that_refuses_their_product_are_a_fallback() {
+fn a_product_refused_by_its_weight_device_falls_back() {
     // No neighbour is on that device, only the weights.
     let weak = device("weak", |o| o.without_ops = vec!["mul_mat".into()]);
     let mut graph = Graph::new();
@@ -329,7 +329,7 @@ fn weights_on_a_device_that_refuses_their_product_are_a_fallback() {
 }
 
 #[test]
-fn nobody_can_is_an_error_with_all_reasons() {
+fn an_operation_without_a_device_is_an_error_with_all_reasons() {
     let a = device("a", |o| o.without_ops = vec!["silu".into()]);
     let b = device("b", |o| o.without_ops = vec!["silu".into()]);
     let (graph, ..) = layers(&[&a]);
@@ -360,7 +360,7 @@ fn memory_of_an_absent_device_is_named() {
 }
 
 #[test]
-fn assignments_are_obeyed_or_refused() {
+fn assignments_are_followed_or_refused() {
     let (fast, host) = (
         device("fast", |o| o.without_ops = vec!["add".into()]),
         host(),
@@ -391,7 +391,7 @@ fn assignments_are_obeyed_or_refused() {
 }
 
 #[test]
-fn buffers_are_cut_at_the_size_limit() {
+fn buffers_are_split_at_the_size_limit() {
     let small = device("small", |o| o.max_buffer_size = 256);
     let mut graph = Graph::new();
     let inputs: Vec<_> = (0..6)
@@ -512,7 +512,7 @@ fn watchers_see_nodes_and_can_stop() {
 }
 
 #[test]
-fn a_run_that_is_watched_as_the_one_before_binds_nothing() {
+fn repeated_watched_runs_prepare_nothing_new() {
     for copies in [1, 2] {
         let devices = vec![fast(), host()];
         let (graph, x, _) = layers(&[&devices[0], &devices[1]]);
@@ -546,7 +546,7 @@ fn a_run_that_is_watched_as_the_one_before_binds_nothing() {
 }
 
 #[test]
-fn views_are_seen_after_the_node_whose_result_they_show() {
+fn views_are_observed_after_the_node_they_view() {
     let host = host();
     let cache = TensorGroup::allocate(&host.buffer_type(), Usage::Any, &[("cache", f32s(&[4, 3]))]);
     let mut graph = Graph::new();
@@ -594,7 +594,7 @@ fn views_are_seen_after_the_node_whose_result_they_show() {
 }
 
 #[test]
-fn a_run_goes_on_when_it_is_asked_to() {
+fn a_paused_run_advances_on_request() {
     let devices = vec![fast(), host()];
     let (graph, x, y) = layers(&[&devices[0], &devices[1]]);
     let mut scheduler = Scheduler::new(devices, Options::default()).unwrap();
@@ -654,7 +654,7 @@ fn squares(count: usize, elements: usize) -> (Graph, TensorId, TensorId) {
 }
 
 #[test]
-fn watchers_see_what_asynchronous_devices_have_done() {
+fn watchers_see_finished_results_of_asynchronous_devices() {
     let slow = device("slow", |o| (o.asynchronous, o.events) = (true, true));
     let elements = 1 << 18;
     let (graph, x, y) = squares(2, elements);
@@ -676,7 +676,7 @@ fn watchers_see_what_asynchronous_devices_have_done() {
 }
 
 #[test]
-fn nodes_of_one_device_follow_each_other_in_traces() {
+fn node_spans_of_one_device_do_not_overlap() {
     let slow = device("slow", |o| (o.asynchronous, o.events) = (true, true));
     let (graph, ..) = squares(3, 1 << 18);
     let mut scheduler = Scheduler::new(vec![slow], Options::default()).unwrap();
@@ -732,7 +732,7 @@ fn cancelled_runs_leave_the_scheduler_usable() {
 }
 
 #[test]
-fn values_that_are_not_kept_cannot_be_read() {
+fn only_output_values_can_be_read() {
     let host = host();
     let (graph, ..) = layers(&[&host]);
     let mut scheduler = Scheduler::new(vec![host], Options::default()).unwrap();
@@ -761,7 +761,7 @@ fn values_that_are_not_kept_cannot_be_read() {
 }
 
 #[test]
-fn times_of_traces_come_from_the_environment() {
+fn trace_times_come_from_the_environment_clock() {
     let devices = vec![host()];
     let (graph, x, _) = layers(&[&devices[0]; 2]);
     let mut options = Options::default();
@@ -809,17 +809,19 @@ fn traces_show_nodes_copies_and_splits() {
 }
 
 #[test]
-fn caches_written_on_one_device_are_read_anew_on_another() {
-    cache_is_read_anew(|graph, cache| vec![graph.stored(cache).unwrap(); 3]);
+fn caches_written_on_one_device_are_copied_again_for_another() {
+    check_cache_is_copied_again(|graph, cache| vec![graph.stored(cache).unwrap(); 3]);
 }
 
 #[test]
 fn caches_may_appear_as_several_leaves() {
-    cache_is_read_anew(|graph, cache| (0..3).map(|_| graph.stored(cache).unwrap()).collect());
+    check_cache_is_copied_again(|graph, cache| {
+        (0..3).map(|_| graph.stored(cache).unwrap()).collect()
+    });
 }
 
 /// Checks that the reader's copy of the cache is made after each write, not once.
-fn cache_is_read_anew(leaves: impl Fn(&mut Graph, &Arc<StoredTensor>) -> Vec<TensorId>) {
+fn check_cache_is_copied_again(leaves: impl Fn(&mut Graph, &Arc<StoredTensor>) -> Vec<TensorId>) {
     let (fast, host) = (fast(), host());
     let cache = TensorGroup::allocate(&host.buffer_type(), Usage::Any, &[("cache", f32s(&[4, 3]))])
         .unwrap();
@@ -886,7 +888,7 @@ fn reserving_more_unloads_instead_of_leaving_a_broken_graph() {
 }
 
 #[test]
-fn outputs_that_another_device_writes_to_are_waited_for() {
+fn reads_wait_for_output_writes_of_other_devices() {
     // Two devices share one memory: the leaf belongs to the first, and the second does the last
     // write.
     let shared = |name: &str| {
@@ -915,7 +917,7 @@ fn outputs_that_another_device_writes_to_are_waited_for() {
     scheduler
         .load_with(&graph, &assignments, &CancelToken::new())
         .unwrap();
-    assert_eq!(race::check(scheduler.current_plan().unwrap(), 4), []);
+    assert_eq!(race_check::check(scheduler.current_plan().unwrap(), 4), []);
     scheduler.write(x, 0, &bytes(&vec![-1.0; n])).unwrap();
     for _ in 0..3 {
         scheduler.run(&CancelToken::new()).unwrap();
@@ -925,7 +927,7 @@ fn outputs_that_another_device_writes_to_are_waited_for() {
 }
 
 #[test]
-fn assigned_writes_are_obeyed_or_refused() {
+fn assigned_writes_are_followed_or_refused() {
     let (fast, host) = (fast(), host());
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
@@ -996,7 +998,7 @@ fn graphs_with_views_caches_and_outputs_are_copied() {
 }
 
 #[test]
-fn who_cannot_write_to_a_stored_tensor_says_so() {
+fn unwritable_stored_tensors_are_reported() {
     let (a, b) = (fast(), device("b", |_| {}));
     let cache = TensorGroup::allocate(&b.buffer_type(), Usage::Any, &[("cache", f32s(&[4]))]);
     let mut graph = Graph::new();
@@ -1016,7 +1018,7 @@ fn who_cannot_write_to_a_stored_tensor_says_so() {
 }
 
 #[test]
-fn a_result_gets_the_room_that_its_operation_wants() {
+fn result_sizes_include_the_requested_extra_memory() {
     const MORE: usize = 1000;
     let device = roomy(host(), |op| if matches!(op, Op::Sqr) { MORE } else { 0 });
     let mut graph = Graph::new();
@@ -1037,7 +1039,7 @@ fn a_result_gets_the_room_that_its_operation_wants() {
     // the square.
     assert!(size(square) >= 32 + MORE);
     assert_eq!((size(y), plan.memory().in_place), (size(square), 2));
-    assert_eq!(race::check_memory(&plan), Vec::<String>::new());
+    assert_eq!(race_check::check_memory(&plan), Vec::<String>::new());
     scheduler.load(&graph).unwrap();
     scheduler.write(x, 0, &bytes(&[3.0; 8])).unwrap();
     scheduler.run(&CancelToken::new()).unwrap();
@@ -1045,7 +1047,7 @@ fn a_result_gets_the_room_that_its_operation_wants() {
 }
 
 #[test]
-fn copies_that_go_through_the_host_are_named_and_counted() {
+fn copies_through_the_host_are_reported() {
     let explained = |copies: bool| {
         let [a, b] = ["a", "b"].map(|name| device(name, |o| o.copies = copies));
         // Reference devices copy between their own memory and the host's.

@@ -119,7 +119,7 @@ fn check(results: Vec<Option<Vec<f32>>>) {
 }
 
 #[test]
-fn results_are_those_of_one_device() {
+fn results_match_one_device() {
     in_many_orders(|| {
         let devices = devices(None);
         let graph = graph(&devices);
@@ -129,7 +129,7 @@ fn results_are_those_of_one_device() {
 }
 
 #[test]
-fn after_a_fault_in_the_middle_results_are_right_again() {
+fn results_are_correct_again_after_a_fault() {
     in_many_orders(|| {
         let faults = FaultPlan::new();
         let devices = devices(Some(&faults));
@@ -153,7 +153,7 @@ fn after_a_fault_in_the_middle_results_are_right_again() {
 }
 
 #[test]
-fn without_a_lost_device_the_others_go_on() {
+fn remaining_devices_continue_after_a_loss() {
     in_many_orders(|| {
         let faults = FaultPlan::new();
         let mut devices = devices(None);
@@ -195,7 +195,7 @@ fn value(sum: &StoredTensor) -> f32 {
 }
 
 #[test]
-fn a_scheduler_that_is_dropped_ends_its_work_and_frees_its_memory() {
+fn dropping_a_scheduler_ends_its_work_and_frees_its_memory() {
     in_many_orders(|| {
         let first = ReferenceDevice::new(ReferenceOptions {
             asynchronous: true,
@@ -274,7 +274,7 @@ fn two_schedulers_write_to_the_same_memory() {
 }
 
 #[test]
-fn a_run_that_is_cancelled_does_not_harm_the_next() {
+fn a_cancelled_run_does_not_affect_the_next() {
     in_many_orders(|| {
         let devices = devices(None);
         let graph = graph(&devices);

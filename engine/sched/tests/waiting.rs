@@ -9,7 +9,7 @@ use samite_core::{
     TensorId, TensorRef, Usage,
 };
 use samite_reference::{Latch, ReferenceDevice, ReferenceOptions};
-use samite_sched::{Assignments, Options, Scheduler, Watch, order::Lane, order::Work, race};
+use samite_sched::{Assignments, Options, Scheduler, Watch, order::Lane, order::Work, race_check};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ fn accumulation(a: &Arc<dyn Device>) -> (Graph, TensorId, Arc<StoredTensor>) {
 }
 
 #[test]
-fn a_watched_run_waits_for_the_run_before() {
+fn a_watched_run_waits_for_the_previous_run() {
     let latch = Latch::new();
     let a = held_back("a", &latch);
     let (graph, x, sum) = accumulation(&a);
@@ -132,7 +132,7 @@ fn writer_and_reader(latch: &Arc<Latch>) -> (Scheduler, TensorId, TensorId) {
 }
 
 #[test]
-fn devices_that_share_bytes_through_different_buffers_wait_for_each_other() {
+fn devices_that_share_bytes_in_different_buffers_synchronize() {
     let latch = Latch::new();
     let (mut scheduler, x, y) = writer_and_reader(&latch);
     let plan = scheduler.current_plan().unwrap();
@@ -141,7 +141,7 @@ fn devices_that_share_bytes_through_different_buffers_wait_for_each_other() {
         .iter()
         .find(|action| action.lane == Lane::Device(1) && matches!(action.work, Work::Split(_)));
     assert!(!reader.unwrap().waits.is_empty(), "{plan}");
-    assert_eq!(race::check(plan, 4), []);
+    assert_eq!(race_check::check(plan, 4), []);
 
     latch.close();
     scheduler.write(x, 0, &bytes(&[2.0; 4])).unwrap();
@@ -152,7 +152,7 @@ fn devices_that_share_bytes_through_different_buffers_wait_for_each_other() {
 }
 
 #[test]
-fn a_part_of_imported_memory_is_not_other_memory() {
+fn a_slice_of_imported_memory_is_recognised_as_shared() {
     let open = Latch::new();
     let (a, b) = (held_back("a", &open), held_back("b", &open));
     let whole = HostMemory::allocate(128, "host", "whole").unwrap();
@@ -169,7 +169,7 @@ fn a_part_of_imported_memory_is_not_other_memory() {
     let (graph, assignments, ..) = write_then_read(&written, &read);
     let scheduler = Scheduler::new(vec![a, b, host()], Options::default()).unwrap();
     let plan = scheduler.plan(&graph, &assignments).unwrap();
-    assert_eq!(race::check(&plan, 4), [], "{plan}");
+    assert_eq!(race_check::check(&plan, 4), [], "{plan}");
 }
 
 /// Returns a product with selected experts, whose weights lie on the host and which is offloaded to
@@ -208,7 +208,7 @@ fn offloaded_experts(uses: usize, on_host: bool) -> (Scheduler, usize) {
 }
 
 #[test]
-fn the_choice_of_experts_is_there_before_they_are_copied() {
+fn expert_copies_wait_for_the_router() {
     let (scheduler, partial) = offloaded_experts(1, true);
     assert_eq!(partial, 1);
     let plan = scheduler.current_plan().unwrap();
@@ -225,11 +225,11 @@ fn the_choice_of_experts_is_there_before_they_are_copied() {
             .any(|wait| wait.runs_ago == 0 && Some(wait.action) == chooser),
         "{plan}"
     );
-    assert_eq!(race::check(plan, 4), []);
+    assert_eq!(race_check::check(plan, 4), []);
 }
 
 #[test]
-fn all_operands_that_are_written_to_are_waited_for() {
+fn reads_wait_for_all_written_operands() {
     let open = Latch::new();
     let (a, b) = (held_back("a", &open), held_back("b", &open));
     let names = ["weights", "mean", "squares"].map(|name| (name, f32s(&[4])));
@@ -248,17 +248,17 @@ fn all_operands_that_are_written_to_are_waited_for() {
     }
     let scheduler = Scheduler::new(vec![a, b, host()], Options::default()).unwrap();
     let plan = scheduler.plan(&graph, &assignments).unwrap();
-    assert_eq!(race::check(&plan, 4), [], "{plan}");
+    assert_eq!(race_check::check(&plan, 4), [], "{plan}");
 }
 
 #[test]
-fn experts_that_are_used_twice_are_copied_whole() {
+fn experts_used_twice_are_copied_completely() {
     let (_, partial) = offloaded_experts(2, true);
     assert_eq!(partial, 0);
 }
 
 #[test]
-fn experts_of_another_device_are_copied_whole_by_the_devices() {
+fn experts_of_another_device_are_copied_completely() {
     let (_, partial) = offloaded_experts(1, false);
     assert_eq!(partial, 0);
 }
@@ -316,7 +316,7 @@ fn copies_overlap_with_work_where_a_device_has_streams() {
             scheduler.run(&CancelToken::new()).unwrap();
         }
         let plan = scheduler.current_plan().unwrap();
-        assert_eq!(race::check(plan, 6), [], "{plan}");
+        assert_eq!(race_check::check(plan, 6), [], "{plan}");
         let lanes = plan.actions().iter().map(|action| action.lane);
         let copies = lanes.filter(|lane| matches!(lane, Lane::Copies(_))).count();
         (read(&mut scheduler, x, 4).unwrap(), copies)
@@ -327,7 +327,7 @@ fn copies_overlap_with_work_where_a_device_has_streams() {
 }
 
 #[test]
-fn work_on_a_lost_device_says_what_to_load_again_and_the_others_go_on() {
+fn device_loss_names_the_weights_to_reload_and_others_continue() {
     let faults = samite_reference::FaultPlan::new();
     let a = device("a", |o| o.faults = Some(Arc::clone(&faults)));
     let host = host();
@@ -376,7 +376,7 @@ fn work_on_a_lost_device_says_what_to_load_again_and_the_others_go_on() {
 }
 
 #[test]
-fn devices_that_are_lost_together_are_taken_out_one_after_the_other() {
+fn devices_lost_together_are_removed_one_by_one() {
     let faults = samite_reference::FaultPlan::new();
     let lost = ["a", "b"].map(|name| {
         device(name, |o| {
@@ -415,7 +415,7 @@ fn attention(cache: &Arc<StoredTensor>, keys: usize) -> (Graph, TensorId) {
 }
 
 #[test]
-fn what_was_compiled_serves_pipeline_copies_and_growing_caches() {
+fn compiled_graphs_serve_pipeline_copies_and_growing_caches() {
     let reference = ReferenceDevice::new(ReferenceOptions {
         compiles: true,
         ..ReferenceOptions::named("a")
@@ -448,7 +448,7 @@ fn what_was_compiled_serves_pipeline_copies_and_growing_caches() {
 }
 
 #[test]
-fn scratch_memory_is_used_again_by_later_splits() {
+fn later_splits_reuse_scratch_memory() {
     let a = device("a", |o| o.workspace = 4096);
     let mut graph = Graph::new();
     let mut assignments = Assignments::new();
@@ -463,7 +463,7 @@ fn scratch_memory_is_used_again_by_later_splits() {
     let (name, bytes) = &plan.memory_by_type()[0];
     assert_eq!(name, "a");
     assert!((4096..2 * 4096).contains(bytes), "{plan}");
-    assert_eq!(race::check_memory(&plan), Vec::<String>::new());
+    assert_eq!(race_check::check_memory(&plan), Vec::<String>::new());
 }
 
 #[test]
@@ -480,7 +480,7 @@ fn compilation_can_be_cancelled() {
 }
 
 #[test]
-fn copies_to_memory_that_the_host_cannot_see_hold_one_gate_at_a_time() {
+fn copies_to_device_memory_take_one_range_lock_at_a_time() {
     // If the source's lock were held while the target is written, a thread with the opposite copy
     // would deadlock.
     let a = device("a", |_| {});

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn indices_are_compared_by_what_they_name() {
+    fn indices_are_compared_by_the_values_they_select() {
         let source = [5.0, 1.0, 5.0, 2.0];
         let bytes = |indices: [i32; 2]| {
             indices

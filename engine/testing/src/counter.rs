@@ -1,7 +1,7 @@
 //! Counted runs: a number in a device's memory shows if each run was done exactly once.
 
 use samite_core::{
-    CancelToken, DType, Device, Graph, Layout, Placed, Prepared, Result, RunControl, Stream,
+    CancelToken, DType, Device, Graph, Layout, PlacedGraph, Prepared, Result, RunControl, Stream,
     TensorGroup, TensorRef, Usage,
 };
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Counter {
             Some(count.clone()),
         ];
         let mut stream = Arc::clone(device).open_stream()?;
-        let prepared = stream.prepare(Placed {
+        let prepared = stream.prepare(PlacedGraph {
             graph: &g,
             nodes: &[added, written],
             places: &places,

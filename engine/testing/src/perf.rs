@@ -5,8 +5,8 @@ use crate::case::{Builder, Case, Limit};
 use crate::recipe::{Recipe, Rng};
 use crate::run::{Arena, bytes_layout, store_weights};
 use samite_core::{
-    CancelToken, DType, Device, Glu, Layout, Placed, Result, Rope, RopeMode, RunControl, Support,
-    TensorGroup, TensorId, Usage, counted,
+    CancelToken, DType, Device, Glu, Layout, PlacedGraph, Result, Rope, RopeMode, RunControl,
+    Support, TensorGroup, TensorId, Usage, counted,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -276,7 +276,7 @@ pub fn measure(
                 bytes_layout(device.workspace(&graph, &nodes)?)?,
             )],
         )?;
-        let prepared = stream.prepare(Placed {
+        let prepared = stream.prepare(PlacedGraph {
             graph: &graph,
             nodes: &nodes,
             places: &arena.places,
@@ -319,7 +319,7 @@ mod tests {
     use samite_cpu::{CpuDevice, CpuOptions};
 
     #[test]
-    fn work_is_counted() {
+    fn operations_and_bytes_are_counted() {
         let all = perf_cases();
         let find = |op: &str, name: &str| {
             let found = all

@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_depends_on_the_seed_alone() {
+    fn data_depends_only_on_the_seed() {
         let layout = Layout::contiguous(DType::Q4_0, [64, 3, 1, 1]).unwrap();
         let make = |name| {
             Recipe::UNIT
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_chance_resemble_numbers() {
+    fn random_blocks_have_the_magnitude_of_their_recipe() {
         let positive = Recipe::Uniform { min: 0.2, max: 1.0 };
         let layout = Layout::contiguous(DType::IQ1_M, [256, 50, 1, 1]).unwrap();
         let bytes = positive.bytes(&layout, &mut Rng::new(3)).unwrap();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stay_in_their_range() {
+    fn random_numbers_stay_in_their_range() {
         let mut rng = Rng::new(7);
         let all: Vec<_> = (0..10_000).map(|_| rng.uniform(-2.0, 3.0)).collect();
         assert!(all.iter().all(|x| (-2.0..3.0).contains(x)));

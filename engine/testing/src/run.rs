@@ -3,9 +3,9 @@
 use crate::case::Case;
 use crate::compare::{compare, source_rows};
 use samite_core::{
-    BufferType, CancelToken, DType, Device, Error, Graph, Layout, Op, Placed, Result, RunControl,
-    Slot, StoredTensor, Stream, Support, TensorGroup, TensorId, TensorInfo, TensorRef, Usage,
-    align_up,
+    BufferType, CancelToken, DType, Device, Error, Graph, Layout, Op, PlacedGraph, Result,
+    RunControl, Slot, StoredTensor, Stream, Support, TensorGroup, TensorId, TensorInfo, TensorRef,
+    Usage, align_up,
 };
 use std::sync::{Arc, OnceLock};
 
@@ -285,7 +285,7 @@ fn run(
     arena: &Arena,
     scratch: &TensorGroup,
 ) -> Result<()> {
-    let mut prepared = stream.prepare(Placed {
+    let mut prepared = stream.prepare(PlacedGraph {
         graph,
         nodes,
         places: &arena.places,

@@ -35,11 +35,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_names_test_and_reason() {
+    fn skip_lines_name_test_and_reason() {
         let found = line(std::thread::current().name(), &"no library");
         assert_eq!(
             found,
-            "skipped: skip::tests::the_line_names_test_and_reason: no library\n"
+            "skipped: skip::tests::skip_lines_name_test_and_reason: no library\n"
         );
     }
 }

@@ -3,8 +3,8 @@
 
 use crate::recipe::Rng;
 use samite_core::{
-    DType, Delegate, Delegating, Device, Error, Event, Node, Placed, Prepared, Result, Rows,
-    RunControl, Stream, TensorRef,
+    DType, Device, DeviceWrapper, Error, Event, Node, PlacedGraph, Prepared, Result, Rows,
+    RunControl, Stream, TensorRef, WrappedDevice,
 };
 use samite_quant::{can_encode, decode_row, encode_row};
 use std::any::Any;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 type IsWrong = Arc<dyn Fn(Node<'_>) -> bool + Send + Sync>;
 /// Changes the result of the node of this number.
-type Spoil = fn(&TensorRef, usize) -> Result<()>;
+type Corruption = fn(&TensorRef, usize) -> Result<()>;
 
 /// Returns a device that computes like `device`, except for nodes that `is_wrong` selects. Their
 /// results are 5 % too large. For integers, the first two are swapped.
@@ -20,7 +20,7 @@ pub fn wrong_device(
     device: &Arc<dyn Device>,
     is_wrong: impl Fn(Node<'_>) -> bool + Send + Sync + 'static,
 ) -> Arc<dyn Device> {
-    Delegating::device(Wrong {
+    WrappedDevice::device(FaultyDevice {
         inner: Arc::clone(device),
         is_wrong: Arc::new(is_wrong),
         spoil,
@@ -32,20 +32,20 @@ pub fn wrong_device(
 /// Its distance from `device` estimates that of another device that computes in F32.
 pub fn imprecise_device(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     let is_float = |node: Node<'_>| node.dtype() == DType::F32;
-    Delegating::device(Wrong {
+    WrappedDevice::device(FaultyDevice {
         inner: Arc::clone(device),
         is_wrong: Arc::new(is_float),
         spoil: nudge,
     })
 }
 
-struct Wrong {
+struct FaultyDevice {
     inner: Arc<dyn Device>,
     is_wrong: IsWrong,
-    spoil: Spoil,
+    spoil: Corruption,
 }
 
-impl Delegate for Wrong {
+impl DeviceWrapper for FaultyDevice {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.inner
     }
@@ -62,13 +62,13 @@ impl Delegate for Wrong {
 struct WrongStream {
     inner: Box<dyn Stream>,
     is_wrong: IsWrong,
-    spoil: Spoil,
+    spoil: Corruption,
 }
 
 /// Work in pieces, each with the result that is changed after it.
-struct WrongWork(Vec<(Box<dyn Prepared>, Option<TensorRef>)>);
+struct FaultyWork(Vec<(Box<dyn Prepared>, Option<TensorRef>)>);
 
-impl Prepared for WrongWork {
+impl Prepared for FaultyWork {
     fn as_any(&mut self) -> &mut dyn Any {
         self
     }
@@ -83,7 +83,7 @@ impl Stream for WrongStream {
         self.inner.set_threads(threads);
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         let is_wrong = |id: &_| (self.is_wrong)(work.graph.node(*id));
         let (mut pieces, mut rest) = (Vec::new(), work.nodes);
         while !rest.is_empty() {
@@ -91,7 +91,7 @@ impl Stream for WrongStream {
             let (nodes, later) = rest.split_at(wrong.map_or(rest.len(), |at| at + 1));
             // Compiled work covers all nodes together.
             let compiled = work.compiled.filter(|_| nodes.len() == work.nodes.len());
-            let piece = self.inner.prepare(Placed {
+            let piece = self.inner.prepare(PlacedGraph {
                 nodes,
                 compiled,
                 ..work
@@ -101,11 +101,11 @@ impl Stream for WrongStream {
             pieces.push((piece, result));
             rest = later;
         }
-        Ok(Box::new(WrongWork(pieces)))
+        Ok(Box::new(FaultyWork(pieces)))
     }
 
     fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
-        let Some(WrongWork(pieces)) = prepared.as_any().downcast_mut() else {
+        let Some(FaultyWork(pieces)) = prepared.as_any().downcast_mut() else {
             return Err(Error::invalid("work of another stream"));
         };
         for (number, (piece, result)) in pieces.iter_mut().enumerate() {

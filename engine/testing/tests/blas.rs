@@ -29,9 +29,13 @@ fn products_agree_with_the_reference() {
 }
 
 #[test]
-fn a_wrong_path_is_a_reason_and_no_more() {
+fn a_wrong_library_path_only_rejects_the_device() {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", "child_with_a_wrong_path"])
+        .args([
+            "--exact",
+            "--nocapture",
+            "child_process_with_a_wrong_library_path",
+        ])
         .env(samite_blas::PATH_VARIABLE, "/nonexistent/libblas.so")
         .output()
         .unwrap();
@@ -44,7 +48,7 @@ fn a_wrong_path_is_a_reason_and_no_more() {
 
 /// Run by the test above with the variable set; without it, does nothing.
 #[test]
-fn child_with_a_wrong_path() {
+fn child_process_with_a_wrong_library_path() {
     if std::env::var(samite_blas::PATH_VARIABLE).is_ok_and(|path| path.starts_with("/nonexistent"))
     {
         let backend = BlasBackend::default();

@@ -3,9 +3,9 @@
 
 use samite_blas::BlasBackend;
 use samite_core::{
-    Backend, Buffer, BufferType, CancelToken, Delegate, Delegating, Device, DeviceKind, Event,
-    Graph, HostMemory, Node, Placed, Prepared, Result, RunControl, Stream, Support, TensorId,
-    TensorRef, Usage, host_buffer_type,
+    Backend, Buffer, BufferType, CancelToken, Device, DeviceKind, DeviceWrapper, Event, Graph,
+    HostMemory, Node, PlacedGraph, Prepared, Result, RunControl, Stream, Support, TensorId,
+    TensorRef, Usage, WrappedDevice, host_buffer_type,
 };
 use samite_cpu::{CpuBackend, CpuOptions};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
@@ -34,7 +34,7 @@ fn keeps(device: &Arc<dyn Device>, least: usize) -> ContractReport {
 }
 
 #[test]
-fn the_reference_keeps_it_whatever_it_pretends_to_be() {
+fn every_reference_variant_fulfils_the_contract() {
     keeps(&gpu(), 17);
     keeps(&reference(|_| {}), 12);
     keeps(&reference(|o| o.asynchronous = true), 12);
@@ -50,7 +50,7 @@ fn the_reference_keeps_it_whatever_it_pretends_to_be() {
 }
 
 #[test]
-fn the_cpu_keeps_it() {
+fn the_cpu_fulfils_the_contract() {
     for threads in [1, 3] {
         let backend = CpuBackend::new(CpuOptions::default().with_threads(threads));
         keeps(&backend.devices()[0], 13);
@@ -58,7 +58,7 @@ fn the_cpu_keeps_it() {
 }
 
 #[test]
-fn blas_keeps_it() {
+fn blas_fulfils_the_contract() {
     let backend = BlasBackend::default();
     match backend.devices().first() {
         Some(device) => drop(keeps(device, 12)),
@@ -68,7 +68,7 @@ fn blas_keeps_it() {
 
 /// A planted violation of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mistake {
+enum PlantedBug {
     /// Bulk support queries differ from single ones.
     Answers,
     /// Bulk workspace queries differ from single ones.
@@ -93,51 +93,51 @@ enum Mistake {
     Copy,
 }
 
-const MISTAKES: [(Mistake, &str); 11] = [
-    (Mistake::Answers, "answers in bulk"),
-    (Mistake::Workspaces, "answers in bulk"),
-    (Mistake::Import, "import"),
-    (Mistake::ImportUnsaid, "import"),
-    (Mistake::Compile, "compiled work is shared"),
-    (Mistake::Pinned, "pinned memory"),
-    (Mistake::Cancel, "cancellation"),
-    (Mistake::Order, "work is done in order"),
-    (Mistake::Places, "overlapping places"),
-    (Mistake::Event, "events"),
-    (Mistake::Copy, "streams copy"),
+const MISTAKES: [(PlantedBug, &str); 11] = [
+    (PlantedBug::Answers, "answers in bulk"),
+    (PlantedBug::Workspaces, "answers in bulk"),
+    (PlantedBug::Import, "import"),
+    (PlantedBug::ImportUnsaid, "import"),
+    (PlantedBug::Compile, "compiled work is shared"),
+    (PlantedBug::Pinned, "pinned memory"),
+    (PlantedBug::Cancel, "cancellation"),
+    (PlantedBug::Order, "work is done in order"),
+    (PlantedBug::Places, "overlapping places"),
+    (PlantedBug::Event, "events"),
+    (PlantedBug::Copy, "streams copy"),
 ];
 
-struct Wrong(Arc<dyn Device>, Mistake);
+struct FaultyDevice(Arc<dyn Device>, PlantedBug);
 
-impl Delegate for Wrong {
+impl DeviceWrapper for FaultyDevice {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.0
     }
     fn supports_each(&self, graph: &Graph, nodes: &[TensorId]) -> Vec<Support> {
         match self.1 {
-            Mistake::Answers => vec![Support::no("no"); nodes.len()],
+            PlantedBug::Answers => vec![Support::no("no"); nodes.len()],
             _ => self.0.supports_each(graph, nodes),
         }
     }
     fn workspaces(&self, graph: &Graph, parts: &[&[TensorId]]) -> Result<Vec<usize>> {
         match self.1 {
-            Mistake::Workspaces => Ok(vec![0; parts.len()]),
+            PlantedBug::Workspaces => Ok(vec![0; parts.len()]),
             _ => self.0.workspaces(graph, parts),
         }
     }
     fn capabilities(&self) -> samite_core::Capabilities {
         let mut capabilities = self.0.capabilities();
-        capabilities.import_host &= self.1 != Mistake::ImportUnsaid;
+        capabilities.import_host &= self.1 != PlantedBug::ImportUnsaid;
         capabilities
     }
     fn import_host(&self, memory: Arc<HostMemory>, usage: Usage) -> Result<Arc<dyn Buffer>> {
         match self.1 {
-            Mistake::Import => host_buffer_type().allocate(memory.len(), usage),
+            PlantedBug::Import => host_buffer_type().allocate(memory.len(), usage),
             _ => self.0.import_host(memory, usage),
         }
     }
     fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
-        (self.1 == Mistake::Pinned).then(|| self.0.buffer_type())
+        (self.1 == PlantedBug::Pinned).then(|| self.0.buffer_type())
     }
     fn compile(
         &self,
@@ -146,7 +146,7 @@ impl Delegate for Wrong {
         earlier: Option<&Arc<dyn samite_core::Compiled>>,
         cancel: &CancelToken,
     ) -> Result<Option<Arc<dyn samite_core::Compiled>>> {
-        let earlier = earlier.filter(|_| self.1 != Mistake::Compile);
+        let earlier = earlier.filter(|_| self.1 != PlantedBug::Compile);
         self.0.compile(graph, nodes, earlier, cancel)
     }
     fn supports(&self, node: Node<'_>) -> Support {
@@ -161,12 +161,12 @@ impl Delegate for Wrong {
 /// A stream with its planted bug, and a write that was overtaken.
 struct WrongStream(
     Box<dyn Stream>,
-    Mistake,
+    PlantedBug,
     Option<(TensorRef, usize, Vec<u8>)>,
 );
 
 impl WrongStream {
-    fn make_up_for_it(&mut self) -> Result<()> {
+    fn write_delayed_data(&mut self) -> Result<()> {
         match self.2.take() {
             Some((to, offset, data)) => self.0.write(&to, offset, &data),
             None => Ok(()),
@@ -178,41 +178,41 @@ impl Stream for WrongStream {
     fn device(&self) -> &dyn Device {
         self.0.device()
     }
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
-        if self.1 == Mistake::Places && work.check().is_err() {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
+        if self.1 == PlantedBug::Places && work.check().is_err() {
             // Prepare valid work, whatever was requested.
-            return self.0.prepare(Placed { nodes: &[], ..work });
+            return self.0.prepare(PlacedGraph { nodes: &[], ..work });
         }
         self.0.prepare(work)
     }
     fn run(&mut self, prepared: &mut dyn Prepared, control: RunControl<'_>) -> Result<()> {
         let never = CancelToken::new();
         let cancel = match self.1 {
-            Mistake::Cancel => &never,
+            PlantedBug::Cancel => &never,
             _ => control.cancel,
         };
         self.0.run(prepared, RunControl { cancel, ..control })?;
-        self.make_up_for_it()
+        self.write_delayed_data()
     }
     fn write(&mut self, to: &TensorRef, offset: usize, data: &[u8]) -> Result<()> {
-        self.make_up_for_it()?;
+        self.write_delayed_data()?;
         match self.1 {
-            Mistake::Order => self.2 = Some((to.clone(), offset, data.to_vec())),
+            PlantedBug::Order => self.2 = Some((to.clone(), offset, data.to_vec())),
             _ => self.0.write(to, offset, data)?,
         }
         Ok(())
     }
     fn read(&mut self, from: &TensorRef, offset: usize, out: &mut [u8]) -> Result<()> {
-        self.make_up_for_it()?;
+        self.write_delayed_data()?;
         match self.1 {
-            Mistake::Event => from.read(offset, out),
+            PlantedBug::Event => from.read(offset, out),
             _ => self.0.read(from, offset, out),
         }
     }
     fn copy(&mut self, from: &TensorRef, to: &TensorRef) -> Result<()> {
         self.0.copy(from, to)?;
         match self.1 {
-            Mistake::Copy => {
+            PlantedBug::Copy => {
                 self.0.synchronize()?;
                 let len = to.layout().bytes();
                 to.write(len / 2, &vec![0; len / 2])
@@ -222,7 +222,7 @@ impl Stream for WrongStream {
     }
     fn record(&mut self, event: &dyn Event) -> Result<()> {
         match self.1 {
-            Mistake::Event => Ok(()),
+            PlantedBug::Event => Ok(()),
             _ => self.0.record(event),
         }
     }
@@ -235,9 +235,9 @@ impl Stream for WrongStream {
 }
 
 #[test]
-fn mistakes_are_found() {
+fn planted_bugs_are_found() {
     for (mistake, check) in MISTAKES {
-        let report = check_contract(&Delegating::device(Wrong(gpu(), mistake)));
+        let report = check_contract(&WrappedDevice::device(FaultyDevice(gpu(), mistake)));
         let failures = report.failures();
         assert!(
             failures.iter().any(|(name, _)| *name == check),

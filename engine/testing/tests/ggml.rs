@@ -7,7 +7,7 @@ use samite_ggml::{GgmlBackend, GgmlOptions};
 use samite_testing::check_contract;
 
 #[test]
-fn plugins_keep_the_contract() {
+fn plugins_fulfil_the_contract() {
     let mut folders = Vec::new();
     for variable in ["SAMITE_TEST_GGML_PLUGINS", "SAMITE_TEST_GGML_VULKAN"] {
         match std::env::var_os(variable) {

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 use samite_core::{
-    Backend, CancelToken, DType, Device, Graph, Layout, Placed, Prepared, RunControl, Slot, Stream,
-    TensorRef, Usage,
+    Backend, CancelToken, DType, Device, Graph, Layout, PlacedGraph, Prepared, RunControl, Slot,
+    Stream, TensorRef, Usage,
 };
 use samite_ggml::{GgmlBackend, GgmlOptions};
 use std::any::Any;
@@ -55,7 +55,7 @@ fn things(path: &Path) -> Vec<Box<dyn Any>> {
     // Opens a stream that only the device owns.
     assert_eq!(device.optimize(&graph, &mut [y]), []);
     let mut stream: Box<dyn Stream> = Arc::clone(&device).open_stream().unwrap();
-    let work = Placed {
+    let work = PlacedGraph {
         graph: &graph,
         nodes: &[y],
         places: &places,
@@ -88,7 +88,7 @@ fn things(path: &Path) -> Vec<Box<dyn Any>> {
 }
 
 #[test]
-fn a_thousand_cycles_end_in_every_order() {
+fn a_thousand_plugin_cycles_survive_every_drop_order() {
     let Some(peers) = std::env::var_os("SAMITE_TEST_GGML_PLUGINS") else {
         samite_testing::skipped(
             "SAMITE_TEST_GGML_PLUGINS does not name a folder with libggml-cpu-*.so",

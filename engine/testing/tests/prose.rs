@@ -271,7 +271,7 @@ fn no_type_name_is_defined_more_than_twice() {
 }
 
 #[test]
-fn definitions_of_types_are_found() {
+fn type_definitions_are_recognised() {
     for (line, name) in [
         ("pub struct Slot<'a> {", Some("Slot")),
         ("    pub(crate) struct Inner(u32);", Some("Inner")),
@@ -314,7 +314,7 @@ fn tests_named_for_functions_of_ggml_exist() {
 }
 
 #[test]
-fn every_rule_is_noticed() {
+fn violations_of_every_style_rule_are_detected() {
     let broken = [
         "    /// Whether it is full.",
         "// Nobody waits for it.",

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use samite_core::{
-    CancelToken, DType, Device, Placed, RunControl, Slot, StoredTensor, Stream, TensorGroup,
+    CancelToken, DType, Device, PlacedGraph, RunControl, Slot, StoredTensor, Stream, TensorGroup,
     TensorId, TensorRef, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
@@ -53,7 +53,7 @@ fn run(device: &Arc<ReferenceDevice>, random: &RandomGraph) -> Vec<(TensorId, Ve
     let nodes: Vec<_> = graph.ids().collect();
     let mut stream: Box<dyn Stream> = Arc::clone(device).open_stream().unwrap();
     let mut prepared = stream
-        .prepare(Placed {
+        .prepare(PlacedGraph {
             graph,
             nodes: &nodes,
             places: &places,

@@ -3,7 +3,8 @@
 
 use samite_core::op::{Glu, Unary};
 use samite_core::{
-    BufferType, Device, DeviceKind, Node, OpKind, Placed, Prepared, RunControl, Stream, Support,
+    BufferType, Device, DeviceKind, Node, OpKind, PlacedGraph, Prepared, RunControl, Stream,
+    Support,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_testing::{Limit, Outcome, cases, run_case, run_case_in, run_suite};
@@ -44,7 +45,7 @@ fn an_asynchronous_device_passes_too() {
 }
 
 #[test]
-fn weights_are_tried_in_other_memory() {
+fn weights_are_tested_in_other_memory() {
     let device = reference("reference");
     // The device's own memory is the simplest layout of a weight.
     let memory = device.buffer_type();
@@ -124,7 +125,7 @@ fn reports_count_and_filter() {
 
 /// A planted bug, applied after each run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Mistake {
+enum PlantedBug {
     /// Results are slightly off.
     Inexact,
     /// The byte after a result is written.
@@ -137,9 +138,9 @@ enum Mistake {
 
 /// A reference device with a planted bug.
 #[derive(Debug)]
-struct Wrong(Arc<ReferenceDevice>, Mistake);
+struct FaultyDevice(Arc<ReferenceDevice>, PlantedBug);
 
-struct WrongStream(Box<dyn Stream>, Mistake);
+struct WrongStream(Box<dyn Stream>, PlantedBug);
 
 struct WrongPrepared {
     inner: Box<dyn Prepared>,
@@ -153,7 +154,7 @@ impl Prepared for WrongPrepared {
     }
 }
 
-impl Device for Wrong {
+impl Device for FaultyDevice {
     fn name(&self) -> &str {
         "wrong"
     }
@@ -187,7 +188,7 @@ impl Stream for WrongStream {
     fn device(&self) -> &dyn Device {
         self.0.device()
     }
-    fn prepare(&mut self, work: Placed<'_>) -> samite_core::Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> samite_core::Result<Box<dyn Prepared>> {
         let node = work.computed().last().unwrap();
         let places = [Some(node.id()), node.source(0).map(|source| source.id())];
         Ok(Box::new(WrongPrepared {
@@ -208,20 +209,20 @@ impl Stream for WrongStream {
         let [result, source] = &prepared.places[..] else {
             return self.0.run(&mut *prepared.inner, control);
         };
-        if self.1 != Mistake::Nothing {
+        if self.1 != PlantedBug::Nothing {
             self.0.run(&mut *prepared.inner, control)?;
         }
         match self.1 {
-            Mistake::Inexact => {
+            PlantedBug::Inexact => {
                 let mut first = [0; 4];
                 result.read(0, &mut first)?;
                 result.write(0, &(f32::from_le_bytes(first) + 0.5).to_le_bytes())
             }
-            Mistake::Overrun => result
+            PlantedBug::Overrun => result
                 .buffer
                 .write(result.slot, result.layout().bytes(), &[1]),
-            Mistake::Source => source.write(0, &[0x12, 0x34]),
-            Mistake::Nothing => Ok(()),
+            PlantedBug::Source => source.write(0, &[0x12, 0x34]),
+            PlantedBug::Nothing => Ok(()),
         }
     }
     fn synchronize(&mut self) -> samite_core::Result<()> {
@@ -230,17 +231,17 @@ impl Stream for WrongStream {
 }
 
 #[test]
-fn mistakes_are_found() {
+fn planted_bugs_are_found() {
     let wanted = ["rms_norm", "mul", "silu", "mul_mat", "soft_max"];
     let all = cases();
     for (mistake, problem) in [
-        (Mistake::Inexact, "NMSE"),
-        (Mistake::Overrun, "behind the end of a tensor"),
-        (Mistake::Source, "was changed"),
-        (Mistake::Nothing, "NMSE"),
+        (PlantedBug::Inexact, "NMSE"),
+        (PlantedBug::Overrun, "behind the end of a tensor"),
+        (PlantedBug::Source, "was changed"),
+        (PlantedBug::Nothing, "NMSE"),
     ] {
         let inner = ReferenceDevice::new(ReferenceOptions::default());
-        let device: Arc<dyn Device> = Arc::new(Wrong(inner, mistake));
+        let device: Arc<dyn Device> = Arc::new(FaultyDevice(inner, mistake));
         let picked = all.iter().filter(|case| {
             let output = case.graph.tensor(case.output);
             wanted.contains(&case.op)

@@ -36,7 +36,7 @@ fn cpu() -> Arc<dyn Device> {
 }
 
 #[test]
-fn devices_behind_it_keep_the_contract() {
+fn devices_behind_a_server_fulfil_the_contract() {
     let asynchronous = ReferenceOptions {
         name: "asynchronous".into(),
         asynchronous: true,
@@ -62,7 +62,7 @@ fn devices_behind_it_keep_the_contract() {
 }
 
 #[test]
-fn operations_give_what_the_device_gives() {
+fn results_match_those_of_the_local_device() {
     let lent = cpu();
     let (_folder, remote) = far(&[Arc::clone(&lent)]);
     let suite = Suite::new();

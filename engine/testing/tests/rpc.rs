@@ -4,8 +4,8 @@
 
 use samite_core::environment::{Connection, Listener, Network, SystemNetwork};
 use samite_core::{
-    Backend, CancelToken, DType, Device, Environment, Error, Graph, Layout, Placed, RunControl,
-    TensorGroup, Usage,
+    Backend, CancelToken, DType, Device, Environment, Error, Graph, Layout, PlacedGraph,
+    RunControl, TensorGroup, Usage,
 };
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
@@ -41,7 +41,7 @@ fn cpu() -> Arc<dyn Device> {
 }
 
 #[test]
-fn devices_behind_it_keep_the_contract() {
+fn devices_behind_a_server_fulfil_the_contract() {
     let asynchronous = ReferenceOptions {
         name: "asynchronous".into(),
         asynchronous: true,
@@ -67,7 +67,7 @@ fn devices_behind_it_keep_the_contract() {
 }
 
 #[test]
-fn operations_give_what_the_device_gives() {
+fn results_match_those_of_the_local_device() {
     let suite = Suite::new();
     let run = |device: &Arc<dyn Device>, filter: Option<&str>| match filter {
         None => suite.run(device),
@@ -174,7 +174,7 @@ fn a_lost_connection_is_a_lost_device() {
         .map(|t| Some(t.tensor().clone()))
         .collect();
     let mut stream = Arc::clone(&device).open_stream().unwrap();
-    let work = Placed {
+    let work = PlacedGraph {
         graph: &graph,
         nodes: &[y],
         places: &places,
@@ -221,7 +221,7 @@ fn a_lost_connection_is_a_lost_device() {
 }
 
 #[test]
-fn servers_that_cannot_be_used_have_reasons() {
+fn unusable_servers_are_rejected_with_reasons() {
     let nobody = SystemNetwork.listen("127.0.0.1:0").unwrap();
     let address = nobody.address().unwrap();
     drop(nobody);

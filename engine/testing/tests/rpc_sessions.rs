@@ -209,7 +209,7 @@ fn change(frames: &mut Vec<Frame>, random: &mut Random) {
 }
 
 #[test]
-fn changed_sessions_do_no_harm() {
+fn mutated_client_sessions_are_harmless() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     // A fixed number of sessions, unless the variable sets a time.
     let seconds = number("SAMITE_RPC_SESSIONS_SECONDS");

@@ -156,12 +156,12 @@ const ALLOWED: [(&str, Source, &str); 30] = [
         "connections are tasks of a runtime; what is computed is the engine's matter",
     ),
     (
-        "runtime/serve/src/chance.rs",
+        "runtime/serve/src/ids.rs",
         Clock,
         "the time of day that answers have",
     ),
     (
-        "runtime/serve/src/chance.rs",
+        "runtime/serve/src/ids.rs",
         Chance,
         "ids, and seeds that nobody chose",
     ),
@@ -273,7 +273,7 @@ fn is_library(path: &Path) -> bool {
 }
 
 #[test]
-fn nothing_outside_of_the_seams_makes_runs_differ() {
+fn nondeterminism_stays_within_the_environment() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     if !root.join("base/core/src/environment.rs").exists() {
         return samite_testing::skipped("the sources of the workspace are not there");
@@ -318,7 +318,7 @@ fn nothing_outside_of_the_seams_makes_runs_differ() {
 }
 
 #[test]
-fn every_source_is_noticed() {
+fn every_source_of_nondeterminism_is_detected() {
     for (line, expected) in [
         ("let start = std::time::Instant::now();", Clock),
         ("let start = LazyLock::new(Instant::now);", Clock),
@@ -354,7 +354,7 @@ fn every_source_is_noticed() {
 }
 
 #[test]
-fn what_does_no_harm_is_left_alone() {
+fn harmless_code_is_not_reported() {
     for text in [
         "/// As Instant::now, on this clock.\nfn now(&self) -> Instant;",
         "let now = self.clock.now();\nself.clock.sleep(time);",

@@ -3,11 +3,11 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)] // test helpers may unwrap
 
-use samite_core::{Backend, DType, Graph, Keep, Op, SortOrder};
+use samite_core::{Backend, DType, Graph, KeepAlive, Op, SortOrder};
 use samite_ggml::{GgmlBackend, GgmlOptions};
 
 #[test]
-fn upstreams_vulkan_plugin_orders_and_keeps() {
+fn the_upstream_vulkan_plugin_reorders_and_preserves_tensors() {
     let Some(folder) = std::env::var_os("SAMITE_TEST_GGML_VULKAN") else {
         samite_testing::skipped(
             "SAMITE_TEST_GGML_VULKAN does not name a folder with libggml-vulkan.so",
@@ -58,7 +58,7 @@ fn upstreams_vulkan_plugin_orders_and_keeps() {
     let mut nodes = before;
     let kept = device.optimize(&graph, &mut nodes);
     assert_eq!(nodes, before);
-    let logits_are_kept = Keep {
+    let logits_are_kept = KeepAlive {
         tensor: logits,
         until: weights,
     };

@@ -57,7 +57,7 @@ mod tests {
 
     /// The model was trained on the stories of a seed, so they must not change.
     #[test]
-    fn choices_are_the_same_in_every_version() {
+    fn random_choices_are_stable_across_versions() {
         let mut random = Random::new(1, 2);
         assert_eq!(
             [(); 5].map(|()| random.below(1000)),

@@ -16,7 +16,7 @@ const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
 /// A part of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct PromptPiece {
     /// Text of the part.
     pub text: String,
     /// True if special tokens are recognized in it.
@@ -154,14 +154,14 @@ impl Guard {
 }
 
 /// Splits rendered text at the marks.
-pub(crate) fn pieces(text: &str) -> Vec<Piece> {
-    let mut pieces: Vec<Piece> = Vec::new();
+pub(crate) fn pieces(text: &str) -> Vec<PromptPiece> {
+    let mut pieces: Vec<PromptPiece> = Vec::new();
     let mut parse_special = true;
     let mut start = 0;
     let mut add = |text: &str, parse_special: bool| match pieces.last_mut() {
         _ if text.is_empty() => {}
         Some(last) if last.parse_special == parse_special => last.text.push_str(text),
-        _ => pieces.push(Piece {
+        _ => pieces.push(PromptPiece {
             text: text.to_owned(),
             parse_special,
         }),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_cut_a_text_into_pieces_that_have_text() {
+    fn marks_split_a_text_into_non_empty_pieces() {
         let [begin, end] = MARKS;
         let cut = |text: &str| {
             let pieces = pieces(text).into_iter();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn special_texts_are_marked_with_their_halves_at_both_ends() {
+    fn special_tokens_and_partial_ones_at_the_ends_are_marked() {
         for (text, expected) in [
             ("hello", "hello"),
             ("", ""),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_cut_at_marks() {
+    fn text_pieces_are_split_at_marks() {
         let text = format!("<s>{}<s>", guard().mark("a<s>", |_| false));
         let pieces = pieces(&text);
         let shown: Vec<(&str, bool)> = pieces

@@ -13,8 +13,8 @@
 //! [`Template`] is a program from a file, so it has [`Limits`]; its output is the same as that of
 //! Python's jinja2.
 //!
-//! A prompt consists of [`Piece`]s with and without special tokens. Text of users, tools and the
-//! model goes through a [`Guard`] and never becomes a control token, even where texts meet.
+//! A prompt consists of [`PromptPiece`]s with and without special tokens. Text of users, tools and
+//! the model goes through a [`Guard`] and never becomes a control token, even where texts meet.
 //!
 //! # From an answer to a message
 //!
@@ -26,11 +26,11 @@
 //! ```
 //! use samite_chat::*;
 //!
-//! let sources = Sources { default: Some("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>".into()), ..Sources::default() };
-//! let chat = ChatTemplate::choose(&sources, None)?;
-//! let options = PromptOptions::new(DateTime::new(0, 0));
-//! let prompt = chat.prompt(&[Message::user("Hello!")], &options, &Guard::new([]))?;
-//! assert_eq!(prompt.text(), "<user>Hello!<assistant>");
+//! let sources = Sources { default: Some("{% for m in messages %}<{{ m.role }}>{{ m.content }}{%
+//! endfor %}<assistant>".into()), ..Sources::default() }; let chat = ChatTemplate::choose(&sources,
+//! None)?; let options = PromptOptions::new(DateTime::new(0, 0)); let prompt =
+//! chat.prompt(&[Message::user("Hello!")], &options, &Guard::new([]))?; assert_eq!(prompt.text(),
+//! "<user>Hello!<assistant>");
 //!
 //! let format = chat.format(false);
 //! let mut parser =
@@ -78,7 +78,7 @@ pub use answer::{
 };
 pub use capabilities::Capabilities;
 pub use error::TemplateError;
-pub use guard::{Guard, Piece};
+pub use guard::{Guard, PromptPiece};
 pub use message::{
     Content, ContentPart, Function, FunctionCall, Message, MessageRole, Tool, ToolCall,
 };

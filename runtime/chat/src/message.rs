@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_clients_send_is_read() {
+    fn client_messages_are_deserialized() {
         let message: Message = serde_json::from_str(
             r#"{"role": "assistant", "content": null, "reasoning": "r", "tool_calls": [{"id": "1",
                 "function": {"name": "f", "arguments": {"b": 1, "a": 2}}}], "refusal": null}"#,

@@ -4,7 +4,7 @@
 use crate::answer::{Calls, Format, HERMES};
 use crate::capabilities::Capabilities;
 use crate::error::TemplateError;
-use crate::guard::{Guard, Piece, pieces, unmarked};
+use crate::guard::{Guard, PromptPiece, pieces, unmarked};
 use crate::message::{Content, ContentPart, Message, MessageRole, Tool, ToolCall};
 use crate::template::{BUILTIN, DateTime, Template};
 use samite_text::{TokenizeError, Tokenizer};
@@ -90,7 +90,7 @@ impl PromptOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
     /// Text, in pieces with and without special tokens.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<PromptPiece>,
     /// End of the prompt that belongs to the model's answer. An
     /// [`AnswerParser`](crate::AnswerParser) reads it first.
     pub generation_prompt: String,

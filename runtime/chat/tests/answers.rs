@@ -93,7 +93,7 @@ fn parse<'a>(
 }
 
 #[test]
-fn samples_give_what_was_written() {
+fn samples_parse_to_the_expected_answers() {
     let options = options();
     let cases = cases();
     let mut wrong = Vec::new();
@@ -163,7 +163,7 @@ impl Numbers {
 }
 
 #[test]
-fn every_split_gives_the_same() {
+fn every_chunking_parses_the_same() {
     let options = options();
     let mut numbers = Numbers(1);
     for case in cases() {
@@ -214,7 +214,7 @@ fn every_split_gives_the_same() {
 }
 
 #[test]
-fn an_answer_that_is_cut_has_nothing_of_its_marks() {
+fn truncated_answers_contain_no_markers() {
     let options = options();
     // Many of the handwritten ones are malformed.
     let sound = cases()
@@ -250,7 +250,7 @@ fn an_answer_that_is_cut_has_nothing_of_its_marks() {
 
 /// Recombined parts of answers, with a word that no format knows: it must not be lost.
 #[test]
-fn broken_answers_give_no_panic_and_lose_nothing() {
+fn malformed_answers_do_not_panic_or_lose_text() {
     let cases = cases();
     let options = options();
     let count = 100_000;
@@ -360,7 +360,7 @@ fn every_format_has_samples() {
 }
 
 #[test]
-fn thoughts_go_where_they_are_wanted() {
+fn reasoning_goes_where_the_options_say() {
     let hermes = Format::named("hermes").unwrap();
     let parsed = |reasoning, prompt: &str, text: &str| {
         let answer = Answer::parse(
@@ -401,7 +401,7 @@ fn thoughts_go_where_they_are_wanted() {
 }
 
 #[test]
-fn without_tools_nothing_is_a_call() {
+fn without_tools_calls_are_text() {
     let hermes = Format::named("hermes").unwrap();
     let text = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
     let answer = Answer::parse(hermes, &AnswerOptions::default(), "", text);
@@ -409,7 +409,7 @@ fn without_tools_nothing_is_a_call() {
 }
 
 #[test]
-fn arguments_stream_and_what_was_told_stays() {
+fn arguments_stream_incrementally() {
     let case = cases()
         .into_iter()
         .find(|case| case.title == "function-tagged: call with code")

@@ -128,7 +128,7 @@ fn samples() -> Vec<(&'static Format, String)> {
 }
 
 #[test]
-fn what_models_write_is_let_through() {
+fn the_call_grammar_accepts_model_output() {
     let vocabulary = vocabulary(&[]);
     let tools = tools(false);
     let (mut taken, mut wrong) = (0, Vec::new());
@@ -229,7 +229,7 @@ fn write(constraint: &mut dyn Constraint, format: &Format, rng: &mut Rng) -> Opt
 }
 
 #[test]
-fn what_is_let_through_is_read_back_as_calls_that_fit() {
+fn text_allowed_by_the_grammar_parses_as_valid_calls() {
     let vocabulary = vocabulary(&[]);
     let tools = tools(true);
     let mut rng = Rng::new(5);
@@ -277,7 +277,7 @@ fn what_is_let_through_is_read_back_as_calls_that_fit() {
 }
 
 #[test]
-fn marks_that_are_control_tokens_are_wanted_as_tokens() {
+fn control_token_markers_must_be_tokens() {
     let vocabulary = vocabulary(&["<tool_call>", "</tool_call>"]);
     let [open, close] =
         ["<tool_call>", "</tool_call>"].map(|name| vocabulary.tokenizer().find(name).unwrap());
@@ -293,7 +293,7 @@ fn marks_that_are_control_tokens_are_wanted_as_tokens() {
 }
 
 #[test]
-fn one_call_is_all_where_calls_are_not_parallel() {
+fn without_parallel_calls_one_call_is_allowed() {
     let vocabulary = vocabulary(&[]);
     let call = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
     for (is_parallel, allowed) in [(true, true), (false, false)] {

@@ -44,7 +44,7 @@ fn templates() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn templates_of_models_have_the_format_of_the_model() {
+fn model_templates_select_the_right_format() {
     let templates = templates();
     let mut wrong = Vec::new();
     for line in include_str!("fixtures/formats.txt").lines() {
@@ -61,7 +61,7 @@ fn templates_of_models_have_the_format_of_the_model() {
 }
 
 #[test]
-fn what_templates_of_models_write_is_read_back() {
+fn answers_rendered_by_model_templates_parse_back() {
     let sources = |source: &str| Sources {
         default: Some(source.to_owned()),
         named: Vec::new(),

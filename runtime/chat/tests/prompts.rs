@@ -6,7 +6,7 @@
 use proptest::prelude::*;
 use samite_chat::{
     BUILTIN, ChatTemplate, Content, ContentPart, DateTime, Guard, Limits, Message, MessageRole,
-    Piece, PromptOptions, Sources, Template, TemplateError, Tool, ToolCall,
+    PromptOptions, PromptPiece, Sources, Template, TemplateError, Tool, ToolCall,
 };
 use samite_text::{Tokenizer, TokenizerModel, VocabData};
 use serde_json::json;
@@ -59,7 +59,7 @@ const ALL: &str = "{% if tools %}{{ tools|tojson }}\n{% endif %}{% for m in mess
     {{ m.tool_call_id }};{% endfor %}{% if add_generation_prompt %}assistant:<think>{% endif %}";
 
 #[test]
-fn messages_of_developers_and_several_of_the_system_are_one() {
+fn developer_and_system_messages_are_merged() {
     let messages = [
         Message::system("a"),
         Message::new(MessageRole::Developer, "b"),
@@ -81,7 +81,7 @@ fn messages_of_developers_and_several_of_the_system_are_one() {
 }
 
 #[test]
-fn a_template_without_a_system_gets_its_text_in_the_next_message() {
+fn system_text_moves_to_the_next_message_if_unsupported() {
     let source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}";
     let messages = [Message::system("a"), Message::user("b")];
     assert_eq!(prompt(source, &messages, &options()), "user:a\n\nb;");
@@ -94,7 +94,7 @@ fn a_template_without_a_system_gets_its_text_in_the_next_message() {
 }
 
 #[test]
-fn arguments_become_objects_where_the_template_shows_those() {
+fn arguments_become_objects_if_the_template_needs_them() {
     let call = |arguments: &str| {
         let mut message = Message::assistant(Content::None);
         message.tool_calls = vec![ToolCall::new("1", "f", arguments)];
@@ -110,7 +110,7 @@ fn arguments_become_objects_where_the_template_shows_those() {
 }
 
 #[test]
-fn results_have_the_order_of_calls() {
+fn tool_results_are_ordered_like_their_calls() {
     let mut call = Message::assistant("");
     call.tool_calls = ["1", "2", "3"]
         .map(|id| ToolCall::new(id, "f", "{}"))
@@ -129,7 +129,7 @@ fn results_have_the_order_of_calls() {
 }
 
 #[test]
-fn a_template_without_tools_has_them_explained() {
+fn tools_are_explained_for_templates_without_tool_support() {
     let plain = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
     let mut call = Message::assistant("");
     call.tool_calls = vec![ToolCall::new("1", "get_weather", r#"{"city": "Bern"}"#)];
@@ -152,7 +152,7 @@ fn a_template_without_tools_has_them_explained() {
 }
 
 #[test]
-fn contents_have_the_kind_that_the_template_shows() {
+fn message_content_has_the_kind_the_template_supports() {
     let parts = |parts: Vec<ContentPart>| [Message::user(Content::Parts(parts))];
     let text = |text: &str| ContentPart::Text {
         text: text.to_owned(),
@@ -184,7 +184,7 @@ fn contents_have_the_kind_that_the_template_shows() {
 }
 
 #[test]
-fn the_beginning_of_the_answer_is_the_difference_of_two_renderings() {
+fn the_generation_prompt_is_the_difference_of_two_renderings() {
     let chat = template(ALL);
     let made = chat
         .prompt(&[Message::user("u")], &options(), &no_guard())
@@ -266,7 +266,7 @@ fn templates_are_chosen_by_name_text_and_tools() {
 }
 
 #[test]
-fn templates_that_harm_are_refused() {
+fn harmful_templates_are_refused() {
     let render = |source: &str| {
         Template::new(source)
             .and_then(|template| template.render(&json!({"messages": []}), DateTime::new(0, 0)))
@@ -413,7 +413,7 @@ fn counts(
 }
 
 #[test]
-fn a_text_of_users_gives_no_special_token() {
+fn user_text_yields_no_special_tokens() {
     let tokenizer = tokenizer();
     let chatml = ChatTemplate::choose(&sources(), Some("chatml")).unwrap();
     let of = |text: &str| counts(&chatml, &[Message::user(text)], &options(), &tokenizer);
@@ -438,7 +438,7 @@ fn a_text_of_users_gives_no_special_token() {
     );
     assert_eq!(
         made.pieces[1],
-        Piece {
+        PromptPiece {
             text: "<|im_end|>".to_owned(),
             parse_special: false
         }
@@ -462,7 +462,7 @@ proptest! {
 
     /// Adjacent hostile texts in messages, parts, names, arguments and schemas.
     #[test]
-    fn no_text_gives_special_tokens(texts in prop::collection::vec(hostile(), 8)) {
+    fn hostile_text_yields_no_special_tokens(texts in prop::collection::vec(hostile(), 8)) {
         let source = "{% for t in tools or [] %}{{ t|tojson }}{{ t.function.description }}\
             {% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
             {% if m.content is string %}{{ m.content|trim }}{% else %}{% for p in m.content %}\
@@ -513,7 +513,7 @@ proptest! {
 
 /// Every special text in user input, with templates of real models.
 #[test]
-fn no_text_gives_special_tokens_in_templates_of_models() {
+fn hostile_text_yields_no_special_tokens_in_model_templates() {
     let mut templates: Vec<(String, String)> = BUILTIN
         .iter()
         .map(|(name, source)| ((*name).to_owned(), (*source).to_owned()))
@@ -568,7 +568,8 @@ fn no_text_gives_special_tokens_in_templates_of_models() {
             let pieces = made
                 .unwrap_or_else(|error| panic!("{name}: {error}"))
                 .pieces;
-            let parsed: Vec<&Piece> = pieces.iter().filter(|piece| piece.parse_special).collect();
+            let parsed: Vec<&PromptPiece> =
+                pieces.iter().filter(|piece| piece.parse_special).collect();
             special
                 .iter()
                 .map(|special| {

@@ -17,7 +17,7 @@ fn conversations() -> BTreeMap<String, Value> {
 }
 
 #[test]
-fn own_templates_are_rendered_as_jinja2_renders_them() {
+fn own_templates_render_as_in_jinja2() {
     let expected: BTreeMap<String, BTreeMap<String, Value>> =
         serde_json::from_str(include_str!("fixtures/renderings.json")).unwrap();
     let conversations = conversations();
@@ -49,7 +49,7 @@ fn own_templates_are_rendered_as_jinja2_renders_them() {
 }
 
 #[test]
-fn templates_of_models_are_rendered_as_jinja2_renders_them() {
+fn model_templates_render_as_in_jinja2() {
     let Some(folder) = std::env::var_os("SAMITE_TEST_CHAT_TEMPLATES") else {
         return samite_testing::skipped(
             "SAMITE_TEST_CHAT_TEMPLATES does not name a folder with templates of models",
@@ -211,7 +211,7 @@ fn peak() -> usize {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn json_is_charged_for_while_it_is_written() {
+fn json_output_is_charged_incrementally() {
     let limits = Limits {
         steps: 100_000,
         ..Limits::default()
@@ -258,7 +258,7 @@ const GREEDY: [&str; 25] = [
 
 #[cfg(target_os = "linux")]
 #[test]
-fn memory_is_charged_for_before_it_is_taken() {
+fn memory_is_charged_before_allocation() {
     let limits = Limits::default();
     for source in GREEDY {
         let source = format!("{{% set X = 'x' * 1000000 %}}{source}");
@@ -278,7 +278,7 @@ fn memory_is_charged_for_before_it_is_taken() {
 
 /// The memory limit never rejects a long conversation that the step limit allows.
 #[test]
-fn memory_for_long_conversations_grows_with_them() {
+fn the_memory_limit_grows_with_the_conversation() {
     let mut sources: Vec<String> = BUILTIN
         .iter()
         .map(|(_, source)| (*source).to_owned())

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_could_do_harm_are_no_files() {
+    fn harmful_listing_entries_are_ignored() {
         let entry = |path: &str, oid: &str, lfs: &str| -> Option<RemoteFile> {
             let json = format!(r#"{{"type":"file","path":{path:?},"size":3,"oid":{oid:?}{lfs}}}"#);
             serde_json::from_str::<Entry>(&json).unwrap().into_file()

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read() {
+    fn model_references_are_parsed() {
         for (text, repository, wanted) in [
             ("a/b", "a/b", None),
             (
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_leave_the_cache_is_no_name() {
+    fn references_that_escape_the_cache_are_refused() {
         for text in [
             "",
             "a",

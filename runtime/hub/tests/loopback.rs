@@ -237,7 +237,7 @@ fn nothing_there(cache: &Cache) {
 }
 
 #[test]
-fn a_model_comes_whole_and_only_once() {
+fn a_model_is_downloaded_completely_and_once() {
     let bytes = content(1_000_000);
     let file = bytes.clone();
     let server = one_model(&bytes, move |request, stream, _| {
@@ -288,7 +288,7 @@ fn a_model_comes_whole_and_only_once() {
 }
 
 #[test]
-fn a_name_becomes_a_file_with_and_without_a_connection() {
+fn a_name_resolves_to_a_file_online_and_offline() {
     let bytes = content(1000);
     let file = bytes.clone();
     let server = one_model(&bytes, move |request, stream, _| {
@@ -315,7 +315,7 @@ fn a_name_becomes_a_file_with_and_without_a_connection() {
 }
 
 #[test]
-fn a_small_file_is_compared_with_gits_hash() {
+fn small_files_are_verified_with_the_git_hash() {
     // Output of `echo hello | git hash-object --stdin`.
     const HASH: &str = "ce013625030ba8dba906f756967f9e9ca394464a";
     for (sent, is_right) in [("hello\n", true), ("jello\n", false)] {
@@ -348,7 +348,7 @@ fn a_small_file_is_compared_with_gits_hash() {
 
 #[cfg(unix)]
 #[test]
-fn a_model_outside_of_the_cache_outlives_its_link() {
+fn a_linked_model_outside_the_cache_is_not_deleted() {
     let bytes = content(1000);
     let file = bytes.clone();
     let server = one_model(&bytes, move |request, stream, _| {
@@ -367,7 +367,7 @@ fn a_model_outside_of_the_cache_outlives_its_link() {
 }
 
 #[test]
-fn a_broken_download_goes_on_where_it_ended() {
+fn a_broken_download_resumes() {
     let bytes = content(900_000);
     let file = bytes.clone();
     // Each response ends after at most 100,000 bytes; some stall then.
@@ -393,7 +393,7 @@ fn a_broken_download_goes_on_where_it_ended() {
 }
 
 #[test]
-fn another_process_goes_on_too() {
+fn another_process_resumes_a_download() {
     let bytes = content(500_000);
     let file = bytes.clone();
     let server = one_model(&bytes, move |request, stream, before| {
@@ -427,7 +427,7 @@ fn another_process_goes_on_too() {
 }
 
 #[test]
-fn a_server_without_ranges_begins_anew() {
+fn a_server_without_ranges_restarts_the_download() {
     let bytes = content(300_000);
     let file = bytes.clone();
     let server = one_model(&bytes, move |_, stream, before| {
@@ -440,7 +440,7 @@ fn a_server_without_ranges_begins_anew() {
 }
 
 #[test]
-fn a_silent_server_is_given_up() {
+fn a_silent_server_times_out() {
     let bytes = content(300_000);
     let file = bytes.clone();
     let server = one_model(&bytes, move |request, stream, _| {
@@ -459,7 +459,7 @@ fn a_silent_server_is_given_up() {
 }
 
 #[test]
-fn lies_are_told() {
+fn wrong_server_data_is_reported() {
     let bytes = content(200_000);
     let wrong = {
         let mut wrong = bytes.clone();
@@ -541,7 +541,7 @@ fn lies_are_told() {
 }
 
 #[test]
-fn what_damaged_once_can_come_whole_later() {
+fn a_damaged_download_can_be_repeated() {
     let bytes = content(100_000);
     let file = bytes.clone();
     let server = one_model(&bytes, move |request, stream, before| match before {
@@ -587,7 +587,7 @@ fn redirects_are_followed_without_the_token() {
 }
 
 #[test]
-fn lists_have_pages_and_must_be_lists() {
+fn listings_are_paginated_and_validated() {
     let server = Server::start(|request, stream, _| {
         describe(request, stream, &[]);
     });
@@ -650,7 +650,7 @@ fn lists_have_pages_and_must_be_lists() {
 }
 
 #[test]
-fn two_at_once_download_once() {
+fn concurrent_downloads_fetch_once() {
     let bytes = content(400_000);
     let file = bytes.clone();
     let server = one_model(&bytes, move |request, stream, _| {
@@ -672,7 +672,7 @@ fn two_at_once_download_once() {
 }
 
 #[test]
-fn the_clock_is_the_options() {
+fn retries_use_the_configured_clock() {
     #[derive(Debug, Default)]
     struct Counting(Mutex<Vec<Duration>>);
     impl Clock for Counting {

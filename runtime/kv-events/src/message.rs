@@ -13,7 +13,7 @@ const MEDIUM: &str = "GPU";
 /// A serialized event: an array that starts with its name.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Told<'e> {
+enum SerializedEvent<'e> {
     Stored(
         &'static str,
         &'e [u64],
@@ -38,9 +38,9 @@ pub(crate) fn batch(
             parent,
             hashes,
             tokens,
-        } => Told::Stored("BlockStored", hashes, *parent, tokens, size, (), MEDIUM),
-        BlockEvent::Removed { hashes } => Told::Removed("BlockRemoved", hashes, MEDIUM),
-        BlockEvent::Cleared => Told::Cleared(("AllBlocksCleared",)),
+        } => SerializedEvent::Stored("BlockStored", hashes, *parent, tokens, size, (), MEDIUM),
+        BlockEvent::Removed { hashes } => SerializedEvent::Removed("BlockRemoved", hashes, MEDIUM),
+        BlockEvent::Cleared => SerializedEvent::Cleared(("AllBlocksCleared",)),
     });
     rmp_serde::to_vec(&(time, told.collect::<Vec<_>>(), 0))
 }
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_has_the_bytes_that_msgspec_writes() {
+    fn a_batch_encodes_as_in_msgspec() {
         // Written by Python's msgspec from structures with vLLM's fields (array_like, tag).
         let expected = "93cb3ff80000000000009497ab426c6f636b53746f72656492cfffffffffffffffff07c09401cd012cce000111700002c0a347505597ab426c6f\
             636b53746f72656491090792050602c0a347505593ac426c6f636b52656d6f7665649107a347505591b0416c6c426c6f636b73436c656172656400";

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_heard_and_what_was_missed_is_told_again() {
+    fn events_are_received_and_missed_ones_replayed() {
         let publisher = Arc::new(Publisher::start(options()).unwrap());
         let mut observer = publisher.observer();
         (0..5).for_each(|hash| observer(stored(hash)));
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn subscribers_hear_what_they_asked_for() {
+    fn subscribers_receive_only_their_topics() {
         let (messages, _receiver) = channel(1);
         let subscriber = Subscriber {
             topics: Mutex::default(),
@@ -535,7 +535,7 @@ mod tests {
 
     /// Allocating the length that a peer claims would abort the process.
     #[test]
-    fn a_claim_of_a_huge_frame_ends_only_its_connection() {
+    fn a_huge_frame_length_closes_only_its_connection() {
         let publisher = Publisher::start(options()).unwrap();
         for endpoint in [publisher.endpoint(), publisher.replay().unwrap()] {
             for length in [1u64 << 40, i64::MAX as u64 - (1 << 20), u64::MAX] {
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_cannot_be_used_is_named() {
+    fn an_unusable_endpoint_is_named() {
         for endpoint in [
             "127.0.0.1:5557",
             "tcp://127.0.0.1",

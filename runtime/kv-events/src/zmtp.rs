@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_as_they_are_written() {
+    fn messages_round_trip() {
         let long = [7; 300];
         let parts: [&[u8]; 3] = [b"", b"topic", &long];
         let bytes = message(&parts);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_of_a_peer_are_checked_before_memory_is_taken() {
+    fn frame_lengths_are_checked_before_allocation() {
         for length in [MAX_FRAME + 1, 1 << 40, u64::MAX] {
             let mut bytes = vec![LONG];
             bytes.extend(length.to_be_bytes());
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_of_ready_may_be_anything() {
+    fn any_ready_properties_are_parsed_safely() {
         let type_of = |text: &'static [u8]| socket_type(text);
         assert_eq!(
             type_of(b"\x08Identity\0\0\0\0\x0bSocket-type\0\0\0\x03SUB"),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_do_not_fit_are_refused() {
+    fn incompatible_peers_are_refused() {
         let shaken = |greeting: &[u8], ready: &[u8]| {
             let bytes = [greeting, ready].concat();
             block_on(async {

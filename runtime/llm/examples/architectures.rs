@@ -123,7 +123,7 @@ fn compare(path: &Path, device: &Arc<dyn Device>) -> Result<Vec<f64>, Box<dyn Er
     if let Some(expected) = values(&path.with_extension("f32"))? {
         let tokens = tokens(expected.len() / model.spec().n_vocab);
         let whole = tokens.len();
-        let ways = if model.spec().sees_later() {
+        let ways = if model.spec().is_bidirectional() {
             vec![(whole, true), (whole, false)]
         } else {
             vec![(whole, true), (17, false), (1, true)]

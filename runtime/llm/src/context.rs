@@ -2,7 +2,7 @@
 
 mod adapters;
 mod compare;
-mod likeliest;
+mod device_top_k;
 mod longest;
 mod lost;
 mod memory;
@@ -15,16 +15,16 @@ mod watch;
 
 pub use memory::MemoryUse;
 pub use options::ContextOptions;
-pub(crate) use options::{Sizes, takes_means};
+pub(crate) use options::{Sizes, pools_by_mean};
 pub use plan::{ContextPlan, Shortage};
 pub(crate) use plan::{compute_by_device, compute_bytes};
-pub use watch::{NodeNames, Seen, Watcher};
+pub use watch::{NodeNames, WatchedResult, Watcher};
 
 use crate::adapter::{self, Adapter, ScaledAdapter};
 use crate::arch::spec::Pooling;
 use crate::arch::{GraphInputs, GraphShape, Input, Output};
 use crate::batch::{Batch, BatchToken};
-use crate::context::likeliest::Likeliest;
+use crate::context::device_top_k::DeviceTopK;
 use crate::error::{Error, Result, try_resize};
 use crate::graphs::{GraphCache, GraphSource};
 use crate::kv::{Cells, KvCache, Rotation};
@@ -83,7 +83,7 @@ pub struct Context {
     /// Sequences of the last batch with their rows, if embeddings are pooled.
     pooled: Vec<(u32, usize)>,
     watcher: Option<Watcher>,
-    likeliest: Likeliest,
+    device_top_k: DeviceTopK,
     adapters: SequenceAdapters,
     /// Reason why the context can no longer decode.
     lost: Option<Error>,
@@ -131,7 +131,7 @@ impl Context {
             rows: Vec::new(),
             pooled: Vec::new(),
             watcher: None,
-            likeliest: Likeliest::default(),
+            device_top_k: DeviceTopK::default(),
             adapters: SequenceAdapters::new(options.n_seq),
             lost: None,
             options: ContextOptions {
@@ -216,7 +216,7 @@ impl Context {
 
     /// Reserves memory for the largest graph and for single tokens.
     fn reserve_all(&mut self) -> Result<()> {
-        self.likeliest = Likeliest::default();
+        self.device_top_k = DeviceTopK::default();
         let mixed = Some(self.adapters.all()).filter(|_| self.adapters.any());
         for all in [None, mixed]
             .into_iter()
@@ -459,13 +459,13 @@ impl Context {
 
     /// Returns whether the last tokens of a sequence can always be removed: the model has neither
     /// recurrent states nor windows.
-    pub fn can_take_back(&self) -> bool {
+    pub fn can_truncate(&self) -> bool {
         self.cache.states.is_none() && self.cache.window.is_none()
     }
 
     /// Returns whether the model has a recurrent state, from which only tokens after a
     /// [mark](Self::mark) can be removed.
-    pub fn keeps_states(&self) -> bool {
+    pub fn has_recurrent_states(&self) -> bool {
         self.cache.states.is_some()
     }
 
@@ -572,7 +572,7 @@ impl Context {
     }
 
     fn check_shift(&self) -> Result<()> {
-        if self.sizes.sees_later {
+        if self.sizes.is_bidirectional {
             return Err(Error::invalid(
                 "nothing is kept of this model's tokens: there is nothing to move",
             ));
@@ -614,7 +614,7 @@ impl Context {
     }
 
     fn forget_results(&mut self) {
-        self.likeliest.forget();
+        self.device_top_k.forget();
         self.rows.clear();
         self.pooled.clear();
     }
@@ -674,10 +674,10 @@ impl Context {
     }
 
     /// Returns the logits after the token at `index` of the last batch. Returns `None` if they were
-    /// not requested, or if only the [top-k](Self::set_likeliest) were read.
+    /// not requested, or if only the [top-k](Self::set_device_top_k) were read.
     pub fn logits(&self, index: usize) -> Option<&[f32]> {
         match self.options.output {
-            _ if self.likeliest.are_found() => None,
+            _ if self.device_top_k.are_found() => None,
             Output::Logits | Output::Both => self.value((*self.rows.get(index)?)?),
             Output::Embeddings(_) => None,
         }
@@ -705,7 +705,7 @@ impl Context {
 
     /// Returns whether the context computes means over all tokens of a sequence, which must be in
     /// one micro-batch.
-    pub fn takes_means(&self) -> bool {
+    pub fn pools_by_mean(&self) -> bool {
         self.sizes.means
     }
 
@@ -715,7 +715,7 @@ impl Context {
 
     fn decode_all(&mut self, batch: &Batch) -> Result<()> {
         let batch = &*self.prepared(batch)?;
-        if self.sizes.sees_later && batch.n_wanted() == 0 {
+        if self.sizes.is_bidirectional && batch.n_wanted() == 0 {
             // Nothing is cached.
             self.rows.resize(batch.len(), None);
             return Ok(());
@@ -748,7 +748,7 @@ impl Context {
     /// Returns the sequences of a batch, each with the token that provides its embedding.
     fn picks(&self, batch: &Batch) -> Vec<(u32, usize)> {
         let is_last = match self.options.output {
-            Output::Embeddings(Pooling::Rank) => !self.sizes.sees_later,
+            Output::Embeddings(Pooling::Rank) => !self.sizes.is_bidirectional,
             output => output == Output::Embeddings(Pooling::Last),
         };
         let ends = batch.ends().into_iter();
@@ -759,7 +759,7 @@ impl Context {
     /// Returns the batch with the requests that pooling needs, after checking that it can be
     /// computed.
     fn prepared<'a>(&self, batch: &'a Batch) -> Result<Cow<'a, Batch>> {
-        if self.sizes.means || self.sizes.sees_later && self.sizes.by_sequence {
+        if self.sizes.means || self.sizes.is_bidirectional && self.sizes.by_sequence {
             self.check_sequences(batch)?;
         }
         let batch = if self.sizes.means {
@@ -771,7 +771,7 @@ impl Context {
         } else {
             Cow::Borrowed(batch)
         };
-        if self.sizes.sees_later {
+        if self.sizes.is_bidirectional {
             self.check_whole(&batch)?;
         }
         Ok(batch)
@@ -872,8 +872,8 @@ impl Context {
         let wanted = part.iter().filter(|token| token.wants_logits).count();
         let shape = GraphShape {
             mixed: self.adapters.mixed(batch, part, &self.options.adapters),
-            n_likeliest: match self.watcher {
-                None if wanted > 0 && wanted == batch.n_wanted() => self.likeliest.count(),
+            n_top_k: match self.watcher {
+                None if wanted > 0 && wanted == batch.n_wanted() => self.device_top_k.count(),
                 _ => 0,
             },
             ..shape
@@ -917,9 +917,9 @@ impl Context {
             }
             _ => self.scheduler.run(cancel)?,
         }
-        if let Some(tensors) = inputs.likeliest.filter(|_| !rows.is_empty()) {
+        if let Some(tensors) = inputs.device_top_k.filter(|_| !rows.is_empty()) {
             let scheduler = &mut self.scheduler;
-            return self.likeliest.read(scheduler, tensors, rows.len());
+            return self.device_top_k.read(scheduler, tensors, rows.len());
         }
         // Reading waits for the run, so results that are not requested are not read.
         if let Some(result) = inputs.result.filter(|_| !rows.is_empty()) {

@@ -12,7 +12,7 @@ const ELEMENTS_PER_JOB: usize = 1 << 17;
 
 /// Buffers of one thread: a decoded row, and the encoded rows of a job.
 #[derive(Default)]
-struct Spare {
+struct ConversionBuffers {
     values: Vec<f32>,
     output: Vec<u8>,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Converter<'a> {
     source: &'a GgufFile,
     threads: usize,
     cancel: &'a CancelToken,
-    spare: Mutex<Vec<Spare>>,
+    spare: Mutex<Vec<ConversionBuffers>>,
 }
 
 /// Change of the rows during conversion.
@@ -81,7 +81,7 @@ impl<'a> Converter<'a> {
                     return slot.write_at(at, bytes);
                 }
                 let mut spare = self.lock().pop().unwrap_or_default();
-                let Spare { values, output } = &mut spare;
+                let ConversionBuffers { values, output } = &mut spare;
                 resize(values, columns)?;
                 resize(output, bytes.len() / row_in * row_out)?;
                 let rows = bytes
@@ -125,7 +125,7 @@ impl<'a> Converter<'a> {
         )
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Spare>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<ConversionBuffers>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

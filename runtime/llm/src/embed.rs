@@ -3,7 +3,7 @@
 use crate::arch::Output;
 use crate::arch::spec::{Pooling, Spec};
 use crate::batch::Batch;
-use crate::context::{Context, ContextOptions, takes_means};
+use crate::context::{Context, ContextOptions, pools_by_mean};
 use crate::error::{Error, Result};
 
 /// Normalization of an embedding; numbered like llama.cpp's `--embd-normalize`.
@@ -76,7 +76,7 @@ pub fn fit_to(options: &mut ContextOptions, spec: &Spec, pooling: Pooling, lengt
     options.n_batch = room;
     options.n_ctx = Some(options.n_ctx.unwrap_or(room).min(room));
     // A mean needs all tokens at once; other kinds of pooling can be computed in pieces.
-    if takes_means(options.output, spec) {
+    if pools_by_mean(options.output, spec) {
         options.n_ubatch = room;
     }
     options.n_seq = if spec.has_state() {
@@ -104,7 +104,7 @@ pub fn embed<E: From<Error>>(
     };
     let most_texts = options.n_seq;
     let room = options.n_batch.min(context.n_ctx());
-    let room = if context.takes_means() {
+    let room = if context.pools_by_mean() {
         room.min(options.n_ubatch)
     } else {
         room
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn embeddings_are_scaled_as_llama_cpp_does() {
+    fn embeddings_are_scaled_as_in_llama_cpp() {
         let embedding = [3.0, -4.0, 0.0];
         assert_eq!(scaled(-1, &embedding), embedding);
         assert_eq!(scaled(0, &embedding), [24570.0, -32760.0, 0.0]);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn angles_do_not_depend_on_lengths() {
+    fn cosine_similarity_does_not_depend_on_length() {
         assert!((cosine(&[1.0, 0.0], &[3.0, 3.0]) - 0.5f64.sqrt()).abs() < 1e-12);
         assert_eq!(cosine(&[1.0, 2.0], &[0.0, 0.0]), 0.0);
         assert_eq!(cosine(&[0.0], &[0.0]), 1.0);

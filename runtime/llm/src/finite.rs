@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_number_that_is_not_finite_is_found_in_every_type() {
+    fn a_non_finite_number_is_found_in_every_type() {
         let types = DType::all().filter(|&dtype| samite_quant::can_encode(dtype));
         for dtype in types.filter(|dtype| !dtype.is_integer() && *dtype != DType::F64) {
             let width = 2 * dtype.block_len().max(16);

@@ -1,7 +1,7 @@
 //! Builds the graphs of a model, and caches those whose shapes recur.
 
 use crate::adapter::{Adapter, ScaledAdapter};
-use crate::arch::graph::{self, Parts};
+use crate::arch::graph::{self, GraphContext};
 use crate::arch::{GraphInputs, GraphShape, LayerCache, Output, Spec};
 use crate::assign::{assign, layer_of};
 use crate::error::Result;
@@ -35,7 +35,7 @@ pub(crate) struct GraphSource<'a> {
 impl GraphSource<'_> {
     /// Builds the graph for a shape.
     pub fn build(&self, shape: GraphShape) -> Result<Built> {
-        let parts = Parts {
+        let parts = GraphContext {
             spec: self.spec,
             weights: self.weights,
             cache: self.layers,
@@ -180,7 +180,7 @@ mod tests {
                 n_means: 0,
                 is_embedded: false,
                 mixed: None,
-                n_likeliest: 0,
+                n_top_k: 0,
             },
             graph: Graph::new(),
             inputs: Arc::default(),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_goes_first_and_prompts_do_not_throw_out_steps() {
+    fn lru_eviction_keeps_decode_graphs_over_prefill_graphs() {
         let mut cache = GraphCache::new(2);
         let step = built(1, 32).shape;
         assert!(cache.insert(built(1, 32)).is_none());

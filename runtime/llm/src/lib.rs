@@ -25,8 +25,8 @@
 //!
 //! [`ContextOptions::output`] selects the results: logits, or [embeddings](arch::spec::Pooling) of
 //! tokens or of whole sequences. [`embed`] computes the embeddings of many texts. Models with
-//! [bidirectional attention](arch::Spec::sees_later) need all tokens of a sequence in one batch,
-//! which is one micro-batch, and use no cells of the cache.
+//! [bidirectional attention](arch::Spec::is_bidirectional) need all tokens of a sequence in one
+//! batch, which is one micro-batch, and use no cells of the cache.
 //!
 //! A [`Watcher`] observes the results of nodes while they are computed. [`Context::compare`]
 //! decodes in two contexts in lockstep. An [`Adapter`] changes a model's products while they are
@@ -69,7 +69,6 @@ mod batch;
 mod context;
 mod convert;
 mod cost;
-mod displaced;
 mod embed;
 mod error;
 mod finite;
@@ -81,6 +80,7 @@ pub mod log_probs;
 pub mod merge;
 mod model;
 mod perplexity;
+mod placement_fallback;
 pub mod quantize;
 mod rules;
 mod sampling;
@@ -96,10 +96,9 @@ mod weights;
 pub use adapter::{Adapter, ScaledAdapter};
 pub use batch::{Batch, BatchToken};
 pub use context::{
-    Context, ContextOptions, ContextPlan, MemoryUse, NodeNames, Seen, Shortage, Watcher,
+    Context, ContextOptions, ContextPlan, MemoryUse, NodeNames, Shortage, WatchedResult, Watcher,
 };
 pub use cost::TokenCost;
-pub use displaced::Displaced;
 pub use embed::{Normalization, cosine, embed, fit_to};
 pub use error::{Error, Result};
 pub use fit::{DeviceNeed, Fit, FitOptions};
@@ -108,6 +107,7 @@ pub use model::{Model, ModelOptions, ModelPlan, Progress};
 pub use perplexity::{
     Distribution, Estimate, KlDivergence, Perplexity, kl_divergence, perplexity, record_log_probs,
 };
+pub use placement_fallback::PlacementFallback;
 pub use rules::{PlacementRule, Role, Selector};
 pub use sampling::sampler_params;
 pub use saved::{SavedHeader, SavedSequence};

@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trip() {
+    fn log_probability_files_round_trip() {
         let bytes = example();
         // 12 tokens, and 4 rows of 5 codes, padded to 6.
         assert_eq!(bytes.len(), 20 + 12 * 4 + 4 * (8 + 6 * 2));
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_refuse_what_makes_no_file() {
+    fn writers_refuse_invalid_sizes_and_incomplete_rows() {
         for (n_ctx, n_vocab, tokens) in [
             (0, 5, &TOKENS[..]),
             (3, 5, &TOKENS[..]),

@@ -4,11 +4,11 @@ use crate::adapter::Adapter;
 use crate::arch::{self, Architecture, LayerCache, Spec};
 use crate::context::{ContextOptions, Sizes};
 use crate::cost::TokenCost;
-use crate::displaced::{self, Displaced};
 use crate::error::{Error, Result};
 use crate::fit::{Fit, FitOptions, Fitter};
 use crate::graphs::GraphSource;
 use crate::kv::KvPlan;
+use crate::placement_fallback::{self, PlacementFallback};
 use crate::rules::{Choice, PlacementRule};
 use crate::vocab::{chat_sources, vocab_data};
 use crate::weights::{PlannedTensor, WeightPlan, Weights};
@@ -138,7 +138,7 @@ impl ModelPlan {
             fit.as_ref().map(|fit| &*fit.layers),
             options.repack,
         )?;
-        displaced::report(&weights.displaced, options.fallback)?;
+        placement_fallback::report(&weights.displaced, options.fallback)?;
         Ok(ModelPlan {
             architecture,
             spec,
@@ -165,7 +165,7 @@ impl ModelPlan {
     }
 
     /// Returns the tensors that are on another device because theirs rejects them.
-    pub fn displaced(&self) -> &[Displaced] {
+    pub fn displaced(&self) -> &[PlacementFallback] {
         &self.weights.displaced
     }
 
@@ -389,7 +389,7 @@ impl Model {
     pub(crate) fn plan_kv(&self, sizes: &Sizes, options: &ContextOptions) -> Result<KvPlan> {
         let source = self.graph_source(&[], &self.kv, options, &[], sizes);
         let plan = KvPlan::willing(&source, sizes, options.kv_types)?;
-        displaced::report(&plan.displaced, options.fallback)?;
+        placement_fallback::report(&plan.displaced, options.fallback)?;
         Ok(plan)
     }
 

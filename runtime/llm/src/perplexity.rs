@@ -162,7 +162,7 @@ pub(crate) fn measure(
     whole: bool,
     observer: &mut impl Observer,
 ) -> Result<Perplexity> {
-    if context.model().spec().sees_later() {
+    if context.model().spec().is_bidirectional() {
         return Err(Error::invalid(
             "this model's tokens look at later ones: it does not predict what comes next",
         ));

@@ -106,8 +106,9 @@ impl Mixture {
     /// Returns the type for `tensor`.
     fn choose(&self, tensor: &TensorInfo, place: TensorPosition, model: &Traits) -> DType {
         use DType::*;
-        let part = Part::from_name(&tensor.name);
-        let is_output = part == Part::Output || part == Part::Embedding && !model.has_output;
+        let part = TensorRole::from_name(&tensor.name);
+        let is_output =
+            part == TensorRole::Output || part == TensorRole::Embedding && !model.has_output;
         let name = self.name;
         match part {
             _ if !self.base.is_quantized() => self.base,
@@ -123,11 +124,13 @@ impl Mixture {
             // In models of Bailing's third generation, attention also has matrices with three
             // extents.
             _ if name == "MXFP4_MOE" => match part {
-                Part::Up | Part::Gate | Part::Down if tensor.shape[2] > 1 => MXFP4,
+                TensorRole::Up | TensorRole::Gate | TensorRole::Down if tensor.shape[2] > 1 => {
+                    MXFP4
+                }
                 _ if tensor.shape[2] > 1 && !model.is_bailing => MXFP4,
                 _ => Q8_0,
             },
-            Part::Embedding => match name {
+            TensorRole::Embedding => match name {
                 "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" => Q2_K,
                 "IQ2_S" | "IQ2_M" | "IQ3_XXS" => IQ3_S,
                 "TQ1_0" | "TQ2_0" | "Q2_0" => Q4_K,
@@ -140,17 +143,17 @@ impl Mixture {
             {
                 self.choose_of_two_bits(part, place, model)
             }
-            Part::Value => self.choose_for_values(place, model),
+            TensorRole::Value => self.choose_for_values(place, model),
             // With eight experts, attention is a small part of the model.
-            Part::Key if model.experts == 8 => Q8_0,
-            Part::Key | Part::Query => match name {
+            TensorRole::Key if model.experts == 8 => Q8_0,
+            TensorRole::Key | TensorRole::Query => match name {
                 "IQ3_XS" => IQ3_XXS,
                 "IQ3_XXS" => IQ2_S,
                 _ => self.base,
             },
-            Part::Down => self.choose_for_down(place, model),
-            Part::AttentionOutput => self.choose_for_attention_output(model),
-            Part::Gate | Part::Up
+            TensorRole::Down => self.choose_for_down(place, model),
+            TensorRole::AttentionOutput => self.choose_for_attention_output(model),
+            TensorRole::Gate | TensorRole::Up
                 if name == "IQ3_XS" && !place.is_early() && place.layer < 7 * place.layers / 8 =>
             {
                 IQ3_XXS
@@ -160,18 +163,18 @@ impl Mixture {
     }
 
     /// Applies the rules of the mixtures with one and two bits.
-    fn choose_of_two_bits(&self, part: Part, place: TensorPosition, model: &Traits) -> DType {
+    fn choose_of_two_bits(&self, part: TensorRole, place: TensorPosition, model: &Traits) -> DType {
         use DType::*;
         let is_larger = matches!(self.name, "IQ2_S" | "IQ2_M");
         let better = if is_larger { IQ3_S } else { Q2_K };
         match part {
-            Part::Value if model.shared >= 4 || model.experts >= 4 => Q4_K,
-            Part::Value => better,
-            Part::Key if model.experts == 8 => Q4_K,
-            Part::Down if place.nth < place.layers / 8 => better,
-            Part::AttentionOutput if model.experts == 8 => Q5_K,
-            Part::AttentionOutput if is_larger => IQ3_S,
-            Part::AttentionOutput if matches!(self.name, "IQ1_S" | "IQ1_M") => IQ2_XXS,
+            TensorRole::Value if model.shared >= 4 || model.experts >= 4 => Q4_K,
+            TensorRole::Value => better,
+            TensorRole::Key if model.experts == 8 => Q4_K,
+            TensorRole::Down if place.nth < place.layers / 8 => better,
+            TensorRole::AttentionOutput if model.experts == 8 => Q5_K,
+            TensorRole::AttentionOutput if is_larger => IQ3_S,
+            TensorRole::AttentionOutput if matches!(self.name, "IQ1_S" | "IQ1_M") => IQ2_XXS,
             _ => self.base,
         }
     }
@@ -252,7 +255,13 @@ impl Mixture {
         use DType::*;
         match to {
             IQ1_S | IQ2_XXS | IQ2_XS => true,
-            _ if matches!(Part::from_name(name), Part::Embedding | Part::Output) => false,
+            _ if matches!(
+                TensorRole::from_name(name),
+                TensorRole::Embedding | TensorRole::Output
+            ) =>
+            {
+                false
+            }
             IQ1_M | IQ2_S | IQ3_XXS => true,
             Q2_K => self.name == "Q2_K_S",
             _ => false,
@@ -262,7 +271,7 @@ impl Mixture {
 
 /// Part of the model that a tensor belongs to, as far as the rules distinguish it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+enum TensorRole {
     Output,
     Embedding,
     /// Values of attention, alone or fused with other products.
@@ -276,22 +285,22 @@ enum Part {
     Other,
 }
 
-impl Part {
+impl TensorRole {
     fn from_name(name: &str) -> Self {
         let has = |part: &str| name.contains(part);
         match name {
-            "output.weight" => Part::Output,
-            "token_embd.weight" | "per_layer_token_embd.weight" => Part::Embedding,
+            "output.weight" => TensorRole::Output,
+            "token_embd.weight" | "per_layer_token_embd.weight" => TensorRole::Embedding,
             _ if has("attn_qkv.weight") || has("attn_kv_b.weight") || has("attn_v.weight") => {
-                Part::Value
+                TensorRole::Value
             }
-            _ if has("attn_k.weight") => Part::Key,
-            _ if has("attn_q.weight") => Part::Query,
-            _ if has("attn_output.weight") => Part::AttentionOutput,
-            _ if has("ffn_up") => Part::Up,
-            _ if has("ffn_gate") => Part::Gate,
-            _ if has("ffn_down") => Part::Down,
-            _ => Part::Other,
+            _ if has("attn_k.weight") => TensorRole::Key,
+            _ if has("attn_q.weight") => TensorRole::Query,
+            _ if has("attn_output.weight") => TensorRole::AttentionOutput,
+            _ if has("ffn_up") => TensorRole::Up,
+            _ if has("ffn_gate") => TensorRole::Gate,
+            _ if has("ffn_down") => TensorRole::Down,
+            _ => TensorRole::Other,
         }
     }
 }
@@ -374,7 +383,7 @@ impl Traits {
         let heads = first("attention.head_count").unwrap_or(1);
         let key_heads = first("attention.head_count_kv").unwrap_or(heads);
         let layers = number("block_count")?;
-        let values = |t: &&TensorInfo| Part::from_name(&t.name) == Part::Value;
+        let values = |t: &&TensorInfo| TensorRole::from_name(&t.name) == TensorRole::Value;
         Ok(Traits {
             layers,
             values: source.tensors().iter().filter(values).count(),
@@ -401,7 +410,7 @@ impl Traits {
         let mut seen = std::collections::BTreeMap::new();
         let mut places = vec![None; tensors.len()];
         for (layer, name, index) in order {
-            let count = seen.entry(Part::from_name(name)).or_insert(0usize);
+            let count = seen.entry(TensorRole::from_name(name)).or_insert(0usize);
             let nth = *count;
             let in_name = layer.filter(|_| self.experts > 1);
             places[index] = Some(TensorPosition {
@@ -580,17 +589,19 @@ pub struct QuantizeOptions<'a> {
 impl QuantizeOptions<'_> {
     /// Returns the type for a tensor. `place` is set if the tensor is [converted](is_converted).
     fn choose(&self, tensor: &TensorInfo, place: Option<TensorPosition>, model: &Traits) -> DType {
-        let part = Part::from_name(&tensor.name);
-        let Some(place) = place.filter(|_| !(part == Part::Output && self.types.keep_output))
+        let part = TensorRole::from_name(&tensor.name);
+        let Some(place) = place.filter(|_| !(part == TensorRole::Output && self.types.keep_output))
         else {
             return tensor.dtype;
         };
         let named = self.types.for_tensor(&tensor.name);
         let given = match part {
-            Part::Output => self.types.output,
+            TensorRole::Output => self.types.output,
             // Per-layer embeddings are large: an explicit pattern takes precedence for them.
-            Part::Embedding if tensor.name.starts_with("per_layer") && named.is_some() => None,
-            Part::Embedding => self.types.embedding,
+            TensorRole::Embedding if tensor.name.starts_with("per_layer") && named.is_some() => {
+                None
+            }
+            TensorRole::Embedding => self.types.embedding,
             _ => None,
         };
         if let Some(dtype) = given {
@@ -602,7 +613,10 @@ impl QuantizeOptions<'_> {
             Some(dtype) => dtype,
             None if self.pure => base,
             // The embedding is also the output matrix.
-            None if part == Part::Embedding && !model.has_output && self.types.output.is_some() => {
+            None if part == TensorRole::Embedding
+                && !model.has_output
+                && self.types.output.is_some() =>
+            {
                 self.types.output.unwrap_or(base)
             }
             None => self.mixture.choose(tensor, place, model),
@@ -619,7 +633,7 @@ impl QuantizeOptions<'_> {
         match importance {
             Some(importance) if importance.len() != wanted => {
                 // For some models, llama.cpp writes other data for these tensors.
-                if Part::from_name(&tensor.name) == Part::Embedding {
+                if TensorRole::from_name(&tensor.name) == TensorRole::Embedding {
                     return Ok(None);
                 }
                 let message = format!(

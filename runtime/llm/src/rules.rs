@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_of_llama_cpp() {
+    fn llama_cpp_aliases_become_rules() {
         let last = PlacementRule::LastLayers;
         assert_eq!(place(&[last(0)]).unwrap().0, [3, 3, 3, 3, 3]);
         assert_eq!(place(&[last(1)]).unwrap().0, [3, 3, 3, 3, 1]);
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_rules_are_named() {
         for (text, expected) in [
             ("layers=0-3", "selector:device"),
             ("layers=3-1:cpu", "'3-1' is no range"),
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn stars_and_question_marks_stand_for_characters() {
+    fn wildcards_match_names() {
         for (pattern, names, others) in [
             ("*", &["", "a.b"][..], &[][..]),
             ("a?c*", &["abc", "a.c.d"], &["ac", "xabc", "ab"]),

@@ -668,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_not_finite_are_neither_written_nor_read() {
+    fn non_finite_values_are_neither_written_nor_read() {
         let rows = |dtype, bytes: &[u8]| CacheRows {
             name: "cache_k_l0".to_owned(),
             dtype,
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_is_of_all_that_is_in_the_file() {
+    fn the_checksum_covers_the_whole_file() {
         let saved = saved();
         let changes: [fn(&mut SavedSequence); 11] = [
             |saved| saved.model.push('x'),

@@ -33,7 +33,7 @@ pub struct GenerateOptions {
 
 /// Number of tokens before the end of a prompt where recurrent states are marked. A template's
 /// generation prompt is shorter.
-const BEFORE_THE_END: usize = 24;
+const TEMPLATE_TAIL: usize = 24;
 
 /// Reason why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,11 +102,11 @@ pub struct Generation {
 }
 
 /// Callback that returns the token to use, given the sampled token.
-struct Settle(Box<dyn FnMut(u32) -> Result<u32> + Send>);
+struct TokenAgreement(Box<dyn FnMut(u32) -> Result<u32> + Send>);
 
-impl fmt::Debug for Settle {
+impl fmt::Debug for TokenAgreement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Settle")
+        f.write_str("TokenAgreement")
     }
 }
 
@@ -169,7 +169,7 @@ pub struct Session {
     /// State of the last generation, if it can be resumed.
     stopped: Option<Stopped>,
     batch: Batch,
-    settle: Option<Settle>,
+    settle: Option<TokenAgreement>,
     renew: Option<Renew>,
     progress: Option<PrefillProgress>,
 }
@@ -180,7 +180,7 @@ impl Session {
     /// # Errors
     /// Returns an error if the model has no vocabulary, or if a device fails.
     pub fn new(mut context: Context) -> Result<Self> {
-        if context.model().spec().sees_later() {
+        if context.model().spec().is_bidirectional() {
             return Err(Error::invalid(
                 "this model's tokens look at later ones: it cannot write text token by token; see `samite embed` and `samite logits`",
             ));
@@ -204,8 +204,8 @@ impl Session {
 
     /// Sets a callback that returns the token to use, given the sampled token. If several processes
     /// generate the same text, it returns the token of the first process.
-    pub fn settle_choices(&mut self, settle: impl FnMut(u32) -> Result<u32> + Send + 'static) {
-        self.settle = Some(Settle(Box::new(settle)));
+    pub fn agree_on_token(&mut self, settle: impl FnMut(u32) -> Result<u32> + Send + 'static) {
+        self.settle = Some(TokenAgreement(Box::new(settle)));
     }
 
     /// Sets a callback that creates another context of the same model after a device is
@@ -399,9 +399,9 @@ impl Session {
         context.clear()?;
         self.own_changes = context.cells().changes(0);
         self.is_foreign = false;
-        let likeliest = self.context.likeliest_wanted();
+        let device_top_k = self.context.requested_top_k();
         self.context = context;
-        self.set_likeliest(likeliest)
+        self.set_device_top_k(device_top_k)
     }
 
     /// Decodes the text so far in an empty context.
@@ -492,17 +492,17 @@ impl Session {
         on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
     ) -> Result<Generation> {
         sampler.set_vocabulary(&self.tokenizer);
-        let enough = sampler.enough();
-        let enough = enough.filter(|_| options.log_probabilities.is_none());
-        self.set_likeliest(enough)?;
+        let required_top_k = sampler.required_top_k();
+        let required_top_k = required_top_k.filter(|_| options.log_probabilities.is_none());
+        self.set_device_top_k(required_top_k)?;
         let result = self.write_text(prompt, stopped, sampler, options, on_text);
         // Other users of the context read logits.
-        self.set_likeliest(None)?;
+        self.set_device_top_k(None)?;
         result
     }
 
-    fn set_likeliest(&mut self, count: Option<usize>) -> Result<()> {
-        let set = self.context.set_likeliest(count);
+    fn set_device_top_k(&mut self, count: Option<usize>) -> Result<()> {
+        let set = self.context.set_device_top_k(count);
         self.unless_lost(set)
     }
 
@@ -560,7 +560,7 @@ impl Session {
             }
             let sampled = self.sample(sampler, row)?;
             let token = match &mut self.settle {
-                Some(Settle(settle)) => settle(sampled)?,
+                Some(TokenAgreement(settle)) => settle(sampled)?,
                 None => sampled,
             };
             sampler.accept(token)?;
@@ -633,9 +633,9 @@ impl Session {
 
     /// Samples the token after the one at `row` of the last batch.
     fn sample(&mut self, sampler: &mut Sampler, row: usize) -> Result<u32> {
-        if let Some(likeliest) = self.context.likeliest(row) {
+        if let Some(device_top_k) = self.context.device_top_k(row) {
             let n_vocab = self.context.model().spec().n_vocab;
-            if let Some(token) = sampler.sample_likeliest(likeliest, n_vocab)? {
+            if let Some(token) = sampler.sample_top_k(device_top_k, n_vocab)? {
                 return Ok(token);
             }
         }
@@ -704,9 +704,9 @@ impl Session {
         timings.prompt_tokens = prompt.len() - common;
         // The next prompt may differ from here on: templates can format an answer differently once
         // it is part of the conversation.
-        let marked = prompt.len().saturating_sub(BEFORE_THE_END);
+        let marked = prompt.len().saturating_sub(TEMPLATE_TAIL);
         let wanted = common..prompt.len();
-        if self.context.keeps_states() && marked >= common + BEFORE_THE_END {
+        if self.context.has_recurrent_states() && marked >= common + TEMPLATE_TAIL {
             self.decode_part(prompt, marked, &wanted)?;
             let marked = self.context.mark(0);
             self.unless_lost(marked)?;

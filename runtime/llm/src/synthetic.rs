@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_about_normal() {
+    fn random_values_are_approximately_normal() {
         let mut rng = Rng::new(3);
         let values: Vec<f32> = (0..20_000).map(|_| normal(&mut rng)).collect();
         let mean = values.iter().sum::<f32>() / 20_000.0;
@@ -574,13 +574,13 @@ mod tests {
     }
 
     #[test]
-    fn names_lose_their_layer() {
+    fn layer_prefixes_are_removed_from_names() {
         assert_eq!(within_layer("blk.12.attn_output.bias"), "attn_output.bias");
         assert_eq!(within_layer("output.bias"), "output.bias");
     }
 
     #[test]
-    fn the_file_type_is_that_of_the_matrices() {
+    fn the_file_type_matches_the_matrices() {
         for (dtype, number) in [
             (DType::F32, 0),
             (DType::F16, 1),
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_said() {
+    fn invalid_synthetic_models_are_refused() {
         let small = SyntheticModel {
             n_vocab: 10,
             ..SyntheticModel::tiny("llama")

@@ -77,7 +77,7 @@ pub(crate) fn cuts(spec: &Spec, tensors: &[(&TensorSpec, DType)]) -> Vec<Option<
                     mixture.shared.iter().for_each(|(mlp, _)| cuts.mlp(mlp));
                 }
                 // All devices need these as a whole.
-                Mixer::Nothing
+                Mixer::Identity
                 | Mixer::DeltaNet(_)
                 | Mixer::ShortConv(_)
                 | Mixer::StateSpace(_)
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_whole_blocks_and_enough_to_divide() {
+    fn split_units_are_whole_blocks_and_numerous() {
         assert_eq!(unit(5632, 32), 256);
         assert_eq!(
             unit(768, 256),

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_become_fields() {
+    fn metadata_keys_become_vocabulary_fields() {
         let data = vocab_data(&metadata()).unwrap().unwrap();
         assert_eq!(data.tokens[3], b"a");
         assert_eq!(data.scores, Some(vec![0.0, 0.0, 0.0, -1.0]));

@@ -44,14 +44,14 @@ fn a_decode_step_allocates_nothing() {
     );
     for architecture in ARCHITECTURES {
         for threads in [1, 2] {
-            counts_nothing(architecture, threads);
+            check_that_decoding_allocates_nothing(architecture, threads);
         }
     }
 }
 
 /// Decodes token by token. Attention reads the cache in steps of 32 cells: at each step, a graph
 /// with another shape is planned and bound. Other tokens do no additional work.
-fn counts_nothing(architecture: &'static str, threads: usize) {
+fn check_that_decoding_allocates_nothing(architecture: &'static str, threads: usize) {
     let file = TestModel::tiny(architecture);
     let backend = CpuBackend::new(CpuOptions::default().with_threads(threads));
     let model = file.load(backend.devices().to_vec(), "");

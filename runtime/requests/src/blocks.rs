@@ -31,7 +31,7 @@ pub type BlockObserver = Box<dyn FnMut(Vec<BlockEvent>) + Send>;
 
 /// Reported blocks of one sequence.
 #[derive(Debug, Default)]
-struct Told {
+struct ReportedBlocks {
     tokens: Vec<u32>,
     hashes: Vec<u64>,
 }
@@ -39,7 +39,7 @@ struct Told {
 /// Reported blocks of all sequences.
 pub(crate) struct Blocks {
     size: usize,
-    by_sequence: BTreeMap<usize, Told>,
+    by_sequence: BTreeMap<usize, ReportedBlocks>,
     /// Number of sequences that have each block.
     holders: BTreeMap<u64, usize>,
     observer: BlockObserver,
@@ -163,9 +163,9 @@ mod tests {
 
     /// Knowledge of an observer of the events: the whole text up to the end of each block, by hash.
     #[derive(Default)]
-    struct Known(BTreeMap<u64, Vec<u32>>);
+    struct BlockTexts(BTreeMap<u64, Vec<u32>>);
 
-    impl Known {
+    impl BlockTexts {
         fn hear(&mut self, size: usize, events: Vec<BlockEvent>) {
             for event in events {
                 match event {
@@ -200,9 +200,9 @@ mod tests {
     }
 
     #[test]
-    fn whoever_hears_the_events_knows_the_blocks() {
+    fn block_events_describe_the_cached_blocks() {
         let (mut blocks, receiver) = blocks(3);
-        let mut known = Known::default();
+        let mut known = BlockTexts::default();
         let mut state = 1u32;
         let mut chance = |below: u32| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_change_is_not_told() {
+    fn unchanged_blocks_cause_no_events() {
         let (mut blocks, receiver) = blocks(2);
         let text = [1, 2, 3, 4, 5];
         blocks.update([(0, &text[..])].into_iter());

@@ -35,15 +35,15 @@ pub(crate) fn guess(tokens: &[u32], most: usize) -> &[u32] {
 
 /// Recent acceptance rate of a request's drafted tokens.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Luck(f64);
+pub(crate) struct AcceptanceRate(f64);
 
-impl Default for Luck {
+impl Default for AcceptanceRate {
     fn default() -> Self {
-        Luck(0.6)
+        AcceptanceRate(0.6)
     }
 }
 
-impl Luck {
+impl AcceptanceRate {
     /// Updates the rate with a draft of `drafted` tokens, whose first `accepted` were accepted.
     pub fn learn(&mut self, drafted: usize, accepted: usize) {
         const WEIGHT: f64 = 0.1;
@@ -55,7 +55,7 @@ impl Luck {
 
     /// Moves the rate slowly back to its initial value. Called when a draft was available but not
     /// tried, because the text may have changed since.
-    pub fn hope(&mut self) {
+    pub fn decay(&mut self) {
         self.0 += 0.002 * (0.6 - self.0);
     }
 
@@ -67,17 +67,17 @@ impl Luck {
 
 /// Recently measured cost of a step by its number of tokens. Only steps without prefill count.
 #[derive(Clone, Debug)]
-pub(crate) struct Costs {
+pub(crate) struct StepCosts {
     /// Seconds by number of tokens; 0 if not measured.
     seconds: Vec<f64>,
 }
 
-impl Costs {
+impl StepCosts {
     /// Steps with more tokens are not distinguished.
     const MOST: usize = 512;
 
     pub fn new() -> Self {
-        Costs {
+        StepCosts {
             seconds: vec![0.0; Self::MOST + 1],
         }
     }
@@ -127,26 +127,38 @@ impl Costs {
 
     /// Returns the tokens per second with a draft of this length. The other parameters are those of
     /// [`best_length`](Self::best_length).
-    pub fn rate(&self, luck: &Luck, beside: Beside, length: usize, each: f64) -> f64 {
-        let time = self.for_tokens(beside.tokens + 1 + length).unwrap_or(1.0);
-        let time = time + beside.seconds + each * length as f64;
-        (beside.expected + 1.0 + luck.expected(length)) / time.max(f64::MIN_POSITIVE)
+    pub fn rate(
+        &self,
+        acceptance_rate: &AcceptanceRate,
+        load: BatchLoad,
+        length: usize,
+        each: f64,
+    ) -> f64 {
+        let time = self.for_tokens(load.tokens + 1 + length).unwrap_or(1.0);
+        let time = time + load.seconds + each * length as f64;
+        (load.expected + 1.0 + acceptance_rate.expected(length)) / time.max(f64::MIN_POSITIVE)
     }
 
     /// Returns whether a step slows no request down, within a small tolerance: no request takes
     /// longer than `plain` seconds per token. The step has `tokens` tokens and takes `seconds` for
     /// drafts, and at least `expected` drafted tokens of each request are accepted. A step whose
     /// time is unknown may be tried once.
-    pub fn slows_nobody(&self, tokens: usize, seconds: f64, expected: f64, plain: f64) -> bool {
+    pub fn slows_no_request(&self, tokens: usize, seconds: f64, expected: f64, plain: f64) -> bool {
         const LONGER: f64 = 1.02;
         let time = self.for_tokens(tokens).unwrap_or(0.0) + seconds;
         !self.has(tokens) || time <= plain * (1.0 + expected) * LONGER
     }
 
     /// Returns the best length of a draft, at most `most` tokens, in a step with other tokens in
-    /// `beside`. `each` is the time to draft a token.
-    pub fn best_length(&self, luck: &Luck, beside: Beside, most: usize, each: f64) -> usize {
-        let rate = |length: usize| self.rate(luck, beside, length, each);
+    /// `load`. `each` is the time to draft a token.
+    pub fn best_length(
+        &self,
+        acceptance_rate: &AcceptanceRate,
+        load: BatchLoad,
+        most: usize,
+        each: f64,
+    ) -> usize {
+        let rate = |length: usize| self.rate(acceptance_rate, load, length, each);
         let least = rate(0) * MIN_GAIN;
         let lengths = LENGTHS.iter().copied();
         let lengths = lengths.filter(|&length| length <= most && rate(length) > least);
@@ -167,7 +179,7 @@ const MIN_GAIN: f64 = 1.03;
 
 /// The rest of a step, besides a draft and the token before it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Beside {
+pub(crate) struct BatchLoad {
     pub tokens: usize,
     /// Expected number of generated tokens.
     pub expected: f64,
@@ -181,19 +193,19 @@ pub(crate) struct Beside {
 /// Steps without drafts earn a little, which steps with drafts may lose. A step with drafts wins or
 /// loses the difference to the time that its tokens would have taken without drafts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Account {
+pub(crate) struct DraftBudget {
     seconds: f64,
 }
 
-impl Default for Account {
+impl Default for DraftBudget {
     fn default() -> Self {
-        Account {
+        DraftBudget {
             seconds: Self::AT_FIRST,
         }
     }
 }
 
-impl Account {
+impl DraftBudget {
     /// Initial budget.
     const AT_FIRST: f64 = 0.1;
     /// Fraction of the total time that may be lost.
@@ -232,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guesses_are_what_followed_last_time() {
+    fn drafts_repeat_the_last_continuation() {
         assert_eq!(guess(&[1, 2, 3, 9, 1, 2], 8), [3, 9, 1, 2]);
         assert_eq!(guess(&[1, 2, 3, 9, 1, 2], 1), [3]);
         // The longer key takes precedence, then the last occurrence.
@@ -244,55 +256,73 @@ mod tests {
     }
 
     #[test]
-    fn luck_and_costs_decide_how_long_a_draft_is() {
+    fn acceptance_rate_and_step_cost_set_the_draft_length() {
         let time = |milliseconds| Duration::from_millis(milliseconds);
-        let mut costs = Costs::new();
+        let mut costs = StepCosts::new();
         costs.learn(1, time(10));
         costs.learn(17, time(20));
-        let mut luck = Luck::default();
-        (0..100).for_each(|_| luck.learn(8, 8));
-        assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.0), 16);
-        assert_eq!(costs.best_length(&luck, Beside::default(), 5, 0.0), 4);
-        (0..100).for_each(|_| luck.learn(8, 0));
-        assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.0), 0);
+        let mut acceptance_rate = AcceptanceRate::default();
+        (0..100).for_each(|_| acceptance_rate.learn(8, 8));
+        assert_eq!(
+            costs.best_length(&acceptance_rate, BatchLoad::default(), 16, 0.0),
+            16
+        );
+        assert_eq!(
+            costs.best_length(&acceptance_rate, BatchLoad::default(), 5, 0.0),
+            4
+        );
+        (0..100).for_each(|_| acceptance_rate.learn(8, 0));
+        assert_eq!(
+            costs.best_length(&acceptance_rate, BatchLoad::default(), 16, 0.0),
+            0
+        );
         // The rate recovers if drafts are available but not tried.
-        (0..2000).for_each(|_| luck.hope());
-        assert!(costs.best_length(&luck, Beside::default(), 16, 0.0) > 0);
+        (0..2000).for_each(|_| acceptance_rate.decay());
+        assert!(costs.best_length(&acceptance_rate, BatchLoad::default(), 16, 0.0) > 0);
         // A draft that takes long to compute is not worthwhile.
-        (0..100).for_each(|_| luck.learn(8, 8));
-        assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.02), 0);
-        assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.0005), 16);
+        (0..100).for_each(|_| acceptance_rate.learn(8, 8));
+        assert_eq!(
+            costs.best_length(&acceptance_rate, BatchLoad::default(), 16, 0.02),
+            0
+        );
+        assert_eq!(
+            costs.best_length(&acceptance_rate, BatchLoad::default(), 16, 0.0005),
+            16
+        );
         // If each token costs as much as the first, a draft gains nothing.
-        let mut costs = Costs::new();
+        let mut costs = StepCosts::new();
         for count in 1..=32 {
             costs.learn(count, time(10 * count as u64));
         }
-        assert_eq!(costs.best_length(&luck, Beside::default(), 16, 0.0), 0);
+        assert_eq!(
+            costs.best_length(&acceptance_rate, BatchLoad::default(), 16, 0.0),
+            0
+        );
     }
 
     #[test]
-    fn a_step_with_drafts_slows_nobody() {
+    fn drafts_do_not_slow_other_requests() {
         let time = |milliseconds| Duration::from_millis(milliseconds);
-        let mut costs = Costs::new();
+        let mut costs = StepCosts::new();
         costs.learn(4, time(100));
         costs.learn(5, time(101));
         costs.learn(8, time(150));
         // One of four requests has a draft: the others would wait.
-        assert!(!costs.slows_nobody(8, 0.0, 0.0, 0.1));
-        assert!(costs.slows_nobody(5, 0.0, 0.0, 0.1));
-        assert!(!costs.slows_nobody(5, 0.01, 0.0, 0.1));
+        assert!(!costs.slows_no_request(8, 0.0, 0.0, 0.1));
+        assert!(costs.slows_no_request(5, 0.0, 0.0, 0.1));
+        assert!(!costs.slows_no_request(5, 0.01, 0.0, 0.1));
         // All requests have a draft.
-        assert!(costs.slows_nobody(8, 0.0, 0.6, 0.1));
-        assert!(!costs.slows_nobody(8, 0.0, 0.4, 0.1));
+        assert!(costs.slows_no_request(8, 0.0, 0.6, 0.1));
+        assert!(!costs.slows_no_request(8, 0.0, 0.4, 0.1));
         // The time is unknown.
-        assert!(costs.slows_nobody(7, 0.0, 0.0, 0.1));
+        assert!(costs.slows_no_request(7, 0.0, 0.0, 0.1));
         let shorter: Vec<usize> = [16, 5, 4, 1, 0].into_iter().map(shorter).collect();
         assert_eq!(shorter, [8, 4, 2, 0, 0]);
     }
 
     #[test]
-    fn costs_between_those_that_were_seen_are_between_them() {
-        let mut costs = Costs::new();
+    fn step_costs_are_interpolated() {
+        let mut costs = StepCosts::new();
         assert_eq!(costs.for_tokens(3), None);
         costs.learn(2, Duration::from_millis(10));
         costs.learn(6, Duration::from_millis(30));
@@ -310,26 +340,26 @@ mod tests {
     }
 
     #[test]
-    fn drafts_lose_no_more_than_a_small_share_of_the_time() {
+    fn the_draft_budget_limits_wasted_time() {
         let step = Duration::from_millis(10);
-        let mut account = Account::default();
+        let mut draft_budget = DraftBudget::default();
         let (mut plain, mut lost) = (0.0, 0.0);
         for _ in 0..10_000 {
-            if account.allows() {
+            if draft_budget.allows() {
                 // Nothing is accepted, and the step takes half as long again.
-                account.settle(step * 3 / 2, step.as_secs_f64());
+                draft_budget.settle(step * 3 / 2, step.as_secs_f64());
                 lost += 0.005;
             } else {
-                account.earn(step);
+                draft_budget.earn(step);
             }
             plain += 0.010;
         }
         assert!(lost > 0.15 && lost < 0.008 * plain, "{lost} of {plain}");
         // After a long time of accepted drafts, the losses end equally soon.
-        (0..10_000).for_each(|_| account.settle(step, 2.0 * step.as_secs_f64()));
+        (0..10_000).for_each(|_| draft_budget.settle(step, 2.0 * step.as_secs_f64()));
         let mut tries = 0;
-        while account.allows() {
-            account.settle(step * 3 / 2, step.as_secs_f64());
+        while draft_budget.allows() {
+            draft_budget.settle(step * 3 / 2, step.as_secs_f64());
             tries += 1;
         }
         assert!(tries <= 110, "{tries}");

@@ -5,7 +5,7 @@
 //! first removes wrong tokens and computes missing ones. The engine therefore only has to report
 //! that sequences end or are copied.
 
-use crate::draft::Costs;
+use crate::draft::StepCosts;
 use crate::prefix_cache::common;
 use samite_core::environment::Clock;
 use samite_llm::{Batch, Context, Error, Model, Result};
@@ -18,7 +18,7 @@ pub struct Drafter {
     /// Tokens in the cache, by sequence.
     texts: Vec<Vec<u32>>,
     batch: Batch,
-    costs: Costs,
+    costs: StepCosts,
     clock: Arc<dyn Clock>,
     /// Minimum probability: a less probable token ends a draft.
     least: f32,
@@ -28,7 +28,7 @@ pub struct Drafter {
 
 /// A requested draft: `count` tokens after the `tokens` of a sequence.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct ProbabilityKind<'a> {
     pub sequence: usize,
     pub tokens: &'a [u32],
     pub count: usize,
@@ -48,7 +48,7 @@ impl Drafter {
     /// cannot be removed individually.
     pub fn new(mut context: Context, model: &Model, least: f32) -> Result<Self> {
         check_vocabularies(context.model(), model)?;
-        if context.model().spec().sees_later() || !context.can_take_back() {
+        if context.model().spec().is_bidirectional() || !context.can_truncate() {
             return Err(wrong(
                 context.model(),
                 "it keeps a state, or layers of it look through a window, so that tokens that do not come true cannot be taken back: choose a model with whole attention in all layers",
@@ -58,7 +58,7 @@ impl Drafter {
         let mut drafter = Drafter {
             texts: vec![Vec::new(); context.options().n_seq],
             batch: Batch::new(),
-            costs: Costs::new(),
+            costs: StepCosts::new(),
             clock: Arc::clone(&context.options().environment.clock),
             least,
             drafted: 0,
@@ -222,7 +222,7 @@ impl Drafter {
     ///
     /// # Errors
     /// Fails like [`read`](Self::read).
-    pub(crate) fn draft(&mut self, wanted: &[Wanted<'_>]) -> Result<Vec<Vec<u32>>> {
+    pub(crate) fn draft(&mut self, wanted: &[ProbabilityKind<'_>]) -> Result<Vec<Vec<u32>>> {
         let result = self.try_draft(wanted);
         if result.is_err() {
             self.give_up();
@@ -230,7 +230,7 @@ impl Drafter {
         result
     }
 
-    fn try_draft(&mut self, wanted: &[Wanted<'_>]) -> Result<Vec<Vec<u32>>> {
+    fn try_draft(&mut self, wanted: &[ProbabilityKind<'_>]) -> Result<Vec<Vec<u32>>> {
         let mut drafts = vec![Vec::new(); wanted.len()];
         self.batch.clear();
         let mut open: Vec<(usize, usize)> = Vec::new();

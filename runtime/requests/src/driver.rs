@@ -2,7 +2,7 @@
 
 use crate::engine::{Engine, Step};
 use crate::event::FailureKind;
-use crate::outbox::{Bell, Outbox, Reader, outbox};
+use crate::event_queue::{EngineWaker, EventQueue, Reader, event_queue};
 use crate::request::{Limits, Prepared, Refusal, Request};
 use crate::view::{Totals, View};
 use samite_core::environment::Clock;
@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 enum Command {
-    Submit(Box<(Prepared, Outbox)>),
+    Submit(Box<(Prepared, EventQueue)>),
     Call(Box<dyn FnOnce(&mut Engine) + Send>),
 }
 
@@ -180,9 +180,9 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &DriverState) {
         for command in commands {
             match command {
                 Command::Submit(submitted) => {
-                    let (prepared, outbox) = *submitted;
+                    let (prepared, event_queue) = *submitted;
                     // Submission already checked whether it can be accepted.
-                    if let Err(refusal) = engine.enqueue(prepared, outbox) {
+                    if let Err(refusal) = engine.enqueue(prepared, event_queue) {
                         tracing::debug!(%refusal, "a request came too late");
                     }
                 }
@@ -255,7 +255,7 @@ impl Handle {
         self.0.limits
     }
 
-    fn bell(&self) -> Bell {
+    fn wake_engine(&self) -> EngineWaker {
         let shared = Arc::downgrade(&self.0);
         Arc::new(move || {
             if let Some(shared) = shared.upgrade() {
@@ -271,7 +271,7 @@ impl Handle {
     /// Returns the reason why it is rejected.
     pub fn submit(&self, request: Request) -> Result<Reader, Refusal> {
         let prepared = Prepared::new(request, &self.0.limits, &self.0.tokenizer)?;
-        let (outbox, reader) = outbox(prepared.request.outbox, self.bell());
+        let (event_queue, reader) = event_queue(prepared.request.event_queue, self.wake_engine());
         let mut inbox = self.0.lock();
         if inbox.is_closing || inbox.is_over {
             return Err(Refusal::Closing);
@@ -283,7 +283,7 @@ impl Handle {
         *waiting += 1;
         inbox
             .commands
-            .push(Command::Submit(Box::new((prepared, outbox))));
+            .push(Command::Submit(Box::new((prepared, event_queue))));
         drop(inbox);
         self.0.changed.notify_all();
         Ok(reader)

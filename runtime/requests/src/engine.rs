@@ -8,10 +8,10 @@ mod room;
 
 use crate::blocks::{BlockObserver, Blocks};
 use crate::disk::DiskTexts;
-use crate::draft::{Account, Costs, Luck};
+use crate::draft::{AcceptanceRate, DraftBudget, StepCosts};
 use crate::drafter::Drafter;
 use crate::event::{FailureKind, Reason};
-use crate::outbox::{Bell, Outbox, Reader, outbox};
+use crate::event_queue::{EngineWaker, EventQueue, Reader, event_queue};
 use crate::prefix_cache::{CachedPrefix, Key, PrefixCache};
 use crate::request::{Limits, Prepared, Refusal, Request};
 use crate::running::Running;
@@ -126,7 +126,7 @@ pub struct Engine {
     /// Waiting requests, in the order in which they get a slot.
     queue: Vec<Running>,
     /// Outboxes of requests that ended in this step.
-    ended: Vec<Outbox>,
+    ended: Vec<EventQueue>,
     active: Vec<Active>,
     kept: PrefixCache,
     disk: Option<DiskTexts>,
@@ -141,16 +141,16 @@ pub struct Engine {
     default_adapters: usize,
     batch: Batch,
     /// Number of free blocks of cells that the planned part of the batch needs.
-    runs_for_batch: usize,
+    blocks_for_batch: usize,
     /// Costs of steps.
-    costs: Costs,
+    costs: StepCosts,
     /// Costs of steps without drafts, by the number of decoding requests.
-    plain: Costs,
+    plain: StepCosts,
     /// Draft budget.
-    account: Account,
+    draft_budget: DraftBudget,
     drafter: Option<Drafter>,
     /// Acceptance rate of the draft model, over all requests.
-    model_luck: Luck,
+    model_acceptance_rate: AcceptanceRate,
     /// Time that the draft model took for this step.
     draft_time: Option<Duration>,
     /// Index of the request whose prefill comes first.
@@ -181,7 +181,7 @@ impl Engine {
             (options.slots, options.kept, options.draft) = (1, 1, 0);
         }
         let invalid = |message: &str| Error::InvalidArgument(message.into());
-        if context.model().spec().sees_later() {
+        if context.model().spec().is_bidirectional() {
             return Err(invalid(
                 "this model's tokens look at later ones: it cannot write text token by token",
             ));
@@ -223,12 +223,12 @@ impl Engine {
             default_adapters: 0,
             fingerprints: vec![None],
             batch: Batch::new(),
-            runs_for_batch: 0,
-            costs: Costs::new(),
-            plain: Costs::new(),
-            account: Account::default(),
+            blocks_for_batch: 0,
+            costs: StepCosts::new(),
+            plain: StepCosts::new(),
+            draft_budget: DraftBudget::default(),
             drafter: None,
-            model_luck: Luck::default(),
+            model_acceptance_rate: AcceptanceRate::default(),
             draft_time: None,
             turn: 0,
             next_id: 1,
@@ -249,7 +249,7 @@ impl Engine {
     ///
     /// # Errors
     /// Returns an error if the folder cannot be created or read, or if a device fails.
-    pub fn keep_on_disk(&mut self, folder: &Path, most_bytes: u64) -> Result<()> {
+    pub fn cache_on_disk(&mut self, folder: &Path, most_bytes: u64) -> Result<()> {
         let [model, _] = self.context.saved_identity()?;
         let texts = DiskTexts::open(folder, model, most_bytes).map_err(|error| {
             Error::InvalidArgument(format!("{}: {error}", folder.display()).into())
@@ -266,7 +266,7 @@ impl Engine {
         self.blocks = Some(Blocks::new(size, observer));
     }
 
-    fn tell_blocks(&mut self) {
+    fn report_blocks(&mut self) {
         let Some(blocks) = &mut self.blocks else {
             return;
         };
@@ -298,7 +298,7 @@ impl Engine {
                 return;
             }
         };
-        let can_cut = self.context.can_take_back();
+        let can_cut = self.context.can_truncate();
         let Some(disk) = self.disk.as_mut() else {
             return;
         };
@@ -335,13 +335,17 @@ impl Engine {
         self.queue.is_empty() && self.active.is_empty()
     }
 
-    /// Submits a request. `bell` is called when its reader makes room or is dropped.
+    /// Submits a request. `wake_engine` is called when its reader makes room or is dropped.
     ///
     /// # Errors
     /// Returns the reason why it is rejected.
-    pub fn submit(&mut self, request: Request, bell: Bell) -> Result<(u64, Reader), Refusal> {
+    pub fn submit(
+        &mut self,
+        request: Request,
+        wake_engine: EngineWaker,
+    ) -> Result<(u64, Reader), Refusal> {
         let prepared = Prepared::new(request, &self.limits, &self.tokenizer)?;
-        self.submit_prepared(prepared, bell)
+        self.submit_prepared(prepared, wake_engine)
     }
 
     /// Submits a request that was checked before, like [`submit`](Self::submit).
@@ -351,17 +355,17 @@ impl Engine {
     pub fn submit_prepared(
         &mut self,
         prepared: Prepared,
-        bell: Bell,
+        wake_engine: EngineWaker,
     ) -> Result<(u64, Reader), Refusal> {
-        let (outbox, reader) = outbox(prepared.request.outbox, bell);
-        let id = self.enqueue(prepared, outbox)?;
+        let (event_queue, reader) = event_queue(prepared.request.event_queue, wake_engine);
+        let id = self.enqueue(prepared, event_queue)?;
         Ok((id, reader))
     }
 
     pub(crate) fn enqueue(
         &mut self,
         prepared: Prepared,
-        outbox: crate::outbox::Outbox,
+        event_queue: crate::event_queue::EventQueue,
     ) -> Result<u64, Refusal> {
         if self.is_closing {
             return Err(Refusal::Closing);
@@ -379,7 +383,7 @@ impl Engine {
         let id = self.next_id;
         self.next_id += 1;
         let key = (adapters, prepared.request.cache.salt);
-        let running = Running::new(id, prepared, key, outbox, self.clock.now());
+        let running = Running::new(id, prepared, key, event_queue, self.clock.now());
         self.enqueue_running(running);
         Ok(id)
     }
@@ -520,7 +524,7 @@ impl Engine {
     /// ends: so a client that has its answer sees counts that include it.
     pub(crate) fn step_then(&mut self, show: impl FnOnce(&Self)) -> Step {
         let step = self.work();
-        self.tell_blocks();
+        self.report_blocks();
         show(self);
         self.ended.clear();
         step
@@ -555,7 +559,7 @@ impl Engine {
             let mut running = self.queue.remove(at);
             self.forget_swapped(&mut running);
             self.tell_end(&mut running, now);
-            self.ended.push(running.outbox);
+            self.ended.push(running.event_queue);
         }
         let mut at = 0;
         while let Some(active) = self.active.get(at) {
@@ -581,7 +585,7 @@ impl Engine {
 
     fn note_pauses(&mut self, now: Instant) {
         for active in &mut self.active {
-            active.paused = if active.running.outbox.is_full() {
+            active.paused = if active.running.event_queue.is_full() {
                 Some(active.paused.unwrap_or(now))
             } else {
                 None
@@ -614,7 +618,7 @@ impl Engine {
             decoded,
             ..
         } = active;
-        self.ended.push(running.outbox);
+        self.ended.push(running.event_queue);
         let last = self.context.cells().last_position(sequence);
         let is_whole = last.map_or(0, |last| last as usize + 1) == decoded;
         let is_kept = is_kept
@@ -629,7 +633,7 @@ impl Engine {
         let mut tokens = running.tokens;
         tokens.truncate(decoded);
         self.write_to_disk(sequence, &tokens, running.key);
-        let can_cut = self.context.can_take_back();
+        let can_cut = self.context.can_truncate();
         let freed = self.kept.add(sequence, tokens, running.key, slot, can_cut);
         freed.into_iter().for_each(|sequence| self.free(sequence));
         while self.kept.len() > self.options.kept {
@@ -731,7 +735,7 @@ impl Engine {
     }
 
     /// Removes all cached prefixes.
-    pub fn forget_kept(&mut self) {
+    pub fn clear_prefix_cache(&mut self) {
         let all = self.kept.remove_if(|_| true);
         all.into_iter().for_each(|sequence| self.free(sequence));
     }
@@ -748,8 +752,8 @@ impl Engine {
         self.active.iter().any(|active| active.slot == slot)
     }
 
-    /// Returns the text that a request with this [salt](crate::CacheWish::salt) left in a slot, for
-    /// a file, or `None` if there is none.
+    /// Returns the text that a request with this [salt](crate::CacheOptions::salt) left in a slot,
+    /// for a file, or `None` if there is none.
     ///
     /// # Errors
     /// Returns an error if a device fails.
@@ -794,7 +798,7 @@ impl Engine {
             self.free(sequence);
             return Err(error);
         }
-        let can_cut = self.context.can_take_back();
+        let can_cut = self.context.can_truncate();
         let key = (set, salt);
         let freed = self
             .kept

@@ -36,7 +36,7 @@
 //! |---|---|
 //! | `request.rs` | [`Request`], its limits, and reasons for rejection |
 //! | `event.rs` | [`Event`]: the events of a request |
-//! | `outbox.rs` | the queue between the engine and a [`Reader`] |
+//! | `event_queue.rs` | the queue between the engine and a [`Reader`] |
 //! | `engine.rs` | [`Engine`], with slots in `admission.rs`, `batch.rs`, `drafts.rs`, `room.rs` |
 //! | `running.rs` | one request from submission to end |
 //! | `blocks.rs` | events about blocks of tokens in the cache, for routers |
@@ -55,7 +55,7 @@ mod drafter;
 mod driver;
 mod engine;
 mod event;
-mod outbox;
+mod event_queue;
 mod prefix_cache;
 mod request;
 mod running;
@@ -69,6 +69,6 @@ pub use event::{
     CacheMiss, Counts, Event, Failed, FailureKind, Finished, MissCause, Probabilities,
     PromptProgress, Reason, Started, Token,
 };
-pub use outbox::{Bell, Reader};
-pub use request::{CacheWish, Limits, Prepared, Refusal, Request, Shift, Wanted};
+pub use event_queue::{EngineWaker, Reader};
+pub use request::{CacheOptions, Limits, Prepared, ProbabilityKind, Refusal, Request, Shift};
 pub use view::{SlotView, Totals, View};

@@ -65,7 +65,7 @@ fn usable(
     let mark = context
         .marked(sequence)
         .and_then(|mark| usize::try_from(mark).ok());
-    let cause = if context.keeps_states() {
+    let cause = if context.has_recurrent_states() {
         MissCause::NoState
     } else {
         MissCause::Window

@@ -24,27 +24,27 @@ pub struct Request {
     /// True to continue after end-of-generation tokens.
     pub ignore_end: bool,
     /// Probabilities to return with each token.
-    pub probabilities: Option<Wanted>,
+    pub probabilities: Option<ProbabilityKind>,
     /// Adapters with their scales; `None` uses the engine's default adapters.
     pub adapters: Option<Vec<ScaledAdapter>>,
     /// Use of the prefix cache.
-    pub cache: CacheWish,
+    pub cache: CacheOptions,
     /// Context shift when the text fills the context of the request. `None` ends the text instead.
     pub when_full: Option<Shift>,
     /// Maximum time from the submission to the end.
     pub deadline: Option<Duration>,
     /// Maximum time from the first token to the end.
-    pub writing_time: Option<Duration>,
+    pub decode_time: Option<Duration>,
     /// Priority: requests with larger values come first, then those submitted earlier.
     pub priority: i32,
     /// The only slot that the request may use. It can only continue texts that were left in this
     /// slot.
     pub slot: Option<usize>,
     /// True to send progress events during prefill.
-    pub tells_progress: bool,
+    pub reports_progress: bool,
     /// Capacity of the event queue. If the queue is full, the request is paused; other requests are
     /// not.
-    pub outbox: usize,
+    pub event_queue: usize,
     /// Owner of the request. Owners get slots in turns, and each may have
     /// [`queue`](crate::EngineOptions::queue) requests waiting.
     pub owner: u64,
@@ -54,7 +54,7 @@ pub struct Request {
 
 /// Kind of probabilities to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum ProbabilityKind {
     /// Log-probabilities of the model: of the token, and of this many top tokens.
     Model(usize),
     /// Sampling probabilities after all stages of the sampler.
@@ -63,7 +63,7 @@ pub enum Wanted {
 
 /// Use of the prefix cache by a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheWish {
+pub struct CacheOptions {
     /// True to reuse texts of earlier requests.
     pub reuse: bool,
     /// True to cache the text for later requests.
@@ -72,9 +72,9 @@ pub struct CacheWish {
     pub salt: u64,
 }
 
-impl Default for CacheWish {
+impl Default for CacheOptions {
     fn default() -> Self {
-        CacheWish {
+        CacheOptions {
             reuse: true,
             keep: true,
             salt: 0,
@@ -104,14 +104,14 @@ impl Request {
             ignore_end: false,
             probabilities: None,
             adapters: None,
-            cache: CacheWish::default(),
+            cache: CacheOptions::default(),
             when_full: None,
             deadline: None,
-            writing_time: None,
+            decode_time: None,
             priority: 0,
             slot: None,
-            tells_progress: false,
-            outbox: 256,
+            reports_progress: false,
+            event_queue: 256,
             owner: 0,
             tag: 0,
         }

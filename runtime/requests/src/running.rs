@@ -1,13 +1,13 @@
 //! A request with its tokens, its sampler, and the events for its reader.
 
-use crate::draft::Luck;
+use crate::draft::AcceptanceRate;
 use crate::event::{
     Counts, Event, Failed, FailureKind, Finished, Probabilities, PromptProgress, Reason, Started,
     Token,
 };
-use crate::outbox::Outbox;
+use crate::event_queue::EventQueue;
 use crate::prefix_cache::Key;
-use crate::request::{Prepared, Request, Wanted};
+use crate::request::{Prepared, ProbabilityKind, Request};
 use samite_llm::{Context, Error, SavedSequence};
 use samite_text::{LogProbabilities, Sampler, StopSequences, Tokenizer, Utf8Stream};
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub(crate) struct Running {
     pub started: Option<Instant>,
     /// Time when its first token was generated.
     pub first_token: Option<Instant>,
-    pub outbox: Outbox,
+    pub event_queue: EventQueue,
     /// Saved cache, if the request was preempted.
     pub swapped: Option<SavedSequence>,
     pub is_cancelled: bool,
@@ -37,16 +37,22 @@ pub(crate) struct Running {
     /// True if the draft model provided the draft.
     pub is_drafted_by_model: bool,
     /// Acceptance rate of guesses from the text itself.
-    pub luck: Luck,
+    pub acceptance_rate: AcceptanceRate,
     /// Acceptance rate of the draft model, once it was used.
-    pub model_luck: Option<Luck>,
+    pub model_acceptance_rate: Option<AcceptanceRate>,
     sampler: Sampler,
     stop: StopSequences,
     text: Utf8Stream,
 }
 
 impl Running {
-    pub fn new(id: u64, prepared: Prepared, key: Key, outbox: Outbox, now: Instant) -> Self {
+    pub fn new(
+        id: u64,
+        prepared: Prepared,
+        key: Key,
+        event_queue: EventQueue,
+        now: Instant,
+    ) -> Self {
         let Prepared {
             request,
             sampler,
@@ -64,13 +70,13 @@ impl Running {
             submitted: now,
             started: None,
             first_token: None,
-            outbox,
+            event_queue,
             swapped: None,
             is_cancelled: false,
             draft: Vec::new(),
             is_drafted_by_model: false,
-            luck: Luck::default(),
-            model_luck: None,
+            acceptance_rate: AcceptanceRate::default(),
+            model_acceptance_rate: None,
             sampler,
             stop,
             text: Utf8Stream::new(),
@@ -80,7 +86,7 @@ impl Running {
 
     /// Returns whether its reader was dropped, or whether it was cancelled.
     pub fn is_unwanted(&self) -> bool {
-        self.is_cancelled || self.outbox.is_closed()
+        self.is_cancelled || self.event_queue.is_closed()
     }
 
     /// Returns its deadline.
@@ -89,7 +95,7 @@ impl Running {
             .request
             .deadline
             .and_then(|time| self.submitted.checked_add(time));
-        let first = self.first_token.zip(self.request.writing_time);
+        let first = self.first_token.zip(self.request.decode_time);
         let writing = first.and_then(|(first, time)| first.checked_add(time));
         [whole, writing].into_iter().flatten().min()
     }
@@ -102,15 +108,15 @@ impl Running {
         self.started = Some(now);
         self.counts.cached = started.cached;
         self.counts.waiting = now.saturating_duration_since(self.submitted);
-        self.outbox.send(Event::Started(started));
+        self.event_queue.send(Event::Started(started));
         self.progress(started.cached, now);
     }
 
     /// Sends the progress of prefill.
     pub fn progress(&mut self, processed: usize, now: Instant) {
-        if self.request.tells_progress && self.counts.written == 0 {
+        if self.request.reports_progress && self.counts.written == 0 {
             let started = self.started.unwrap_or(now);
-            self.outbox.send(Event::Progress(PromptProgress {
+            self.event_queue.send(Event::Progress(PromptProgress {
                 total: self.n_prompt,
                 cached: self.counts.cached,
                 processed,
@@ -121,14 +127,14 @@ impl Running {
 
     fn probabilities(&self, logits: &[f32], token: u32) -> Option<Probabilities> {
         match self.request.probabilities? {
-            Wanted::Model(count) => {
+            ProbabilityKind::Model(count) => {
                 let found = LogProbabilities::new(logits, token, count)?;
                 Some(Probabilities {
                     token: found.token,
                     top: found.top,
                 })
             }
-            Wanted::Drawn(count) => {
+            ProbabilityKind::Drawn(count) => {
                 let mut drawn: Vec<(u32, f32)> = self
                     .sampler
                     .candidates()
@@ -150,9 +156,9 @@ impl Running {
     }
 
     /// Returns the k whose top-k suffices to sample, or `None` if it needs all logits.
-    pub fn enough(&mut self) -> Option<usize> {
+    pub fn required_top_k(&mut self) -> Option<usize> {
         match self.request.probabilities {
-            None => self.sampler.enough(),
+            None => self.sampler.required_top_k(),
             Some(_) => None,
         }
     }
@@ -165,8 +171,8 @@ impl Running {
         index: usize,
     ) -> Result<(u32, Option<Probabilities>), Error> {
         let n_vocab = context.model().spec().n_vocab;
-        if let Some(likeliest) = context.likeliest(index)
-            && let Some(token) = self.sampler.sample_likeliest(likeliest, n_vocab)?
+        if let Some(device_top_k) = context.device_top_k(index)
+            && let Some(token) = self.sampler.sample_top_k(device_top_k, n_vocab)?
         {
             return Ok((token, None));
         }
@@ -196,7 +202,7 @@ impl Running {
             text.push_str(&self.text.push(step.emit));
             stopped = step.stopped;
         }
-        self.outbox.send(Event::Token(Token {
+        self.event_queue.send(Event::Token(Token {
             id: token,
             text,
             probabilities,
@@ -228,7 +234,7 @@ impl Running {
         let counts = self.count(now);
         let held = self.stop.finish();
         let rest = self.text.push(held).into_owned() + self.text.flush();
-        self.outbox.send(Event::Finished(Finished {
+        self.event_queue.send(Event::Finished(Finished {
             reason,
             rest,
             counts,
@@ -238,7 +244,7 @@ impl Running {
     /// Sends the event of its failure.
     pub fn fail(&mut self, kind: FailureKind, message: impl Into<String>, now: Instant) {
         let counts = self.count(now);
-        self.outbox.send(Event::Failed(Failed {
+        self.event_queue.send(Event::Failed(Failed {
             kind,
             message: message.into(),
             counts,

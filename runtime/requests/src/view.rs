@@ -37,7 +37,7 @@ pub struct Totals {
     /// Time of steps that included prefill.
     pub prompt_time: Duration,
     /// Generated tokens.
-    pub written_tokens: u64,
+    pub generated_tokens: u64,
     /// Drafted tokens.
     pub drafted_tokens: u64,
     /// Accepted tokens.
@@ -45,7 +45,7 @@ pub struct Totals {
     /// Drafts.
     pub drafts: u64,
     /// Time of decode steps without prefill.
-    pub writing_time: Duration,
+    pub decode_time: Duration,
     /// Prompt tokens, whether they were cached or not.
     pub asked_tokens: u64,
     /// Prompt tokens from the cache.

@@ -6,7 +6,7 @@
 use samite_core::{DType, Environment};
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_llm::{Context, ContextOptions, Model, ModelOptions, SyntheticModel};
-use samite_requests::{Engine, EngineOptions, Event, Reader, Request, Wanted};
+use samite_requests::{Engine, EngineOptions, Event, ProbabilityKind, Reader, Request};
 use samite_testing::{Rng, ticking};
 use samite_text::SamplerParams;
 use std::sync::Arc;
@@ -68,8 +68,8 @@ fn request(rng: &mut Rng) -> Request {
             ..SamplerParams::default()
         },
         ignore_end: true,
-        probabilities: Some(Wanted::Model(2)),
-        outbox: 2,
+        probabilities: Some(ProbabilityKind::Model(2)),
+        event_queue: 2,
         ..Request::new(prompt)
     }
 }
@@ -122,7 +122,7 @@ fn together(engine: &mut Engine, requests: &[Request], rng: &mut Rng) -> (Vec<Bi
 }
 
 #[test]
-fn a_request_gets_the_numbers_that_it_gets_alone() {
+fn logits_do_not_depend_on_other_requests() {
     for (seed, architecture) in ["llama", "gemma3", "lfm2"].into_iter().enumerate() {
         let model = model(architecture);
         let mut rng = Rng::new(seed as u64);

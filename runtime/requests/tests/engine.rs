@@ -6,15 +6,16 @@ mod common;
 
 use common::{events, request, run, submit};
 use samite_core::environment::Clock;
-use samite_core::{DType, Delegate, Delegating, Device, Environment, Selection};
+use samite_core::{DType, Device, DeviceWrapper, Environment, Selection, WrappedDevice};
 use samite_llm::{
     Adapter, Context, ContextOptions, Model, ModelOptions, ScaledAdapter, SyntheticAdapter,
     SyntheticModel,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
-    BlockEvent, CacheMiss, CacheWish, Drafter, Engine, EngineOptions, Event, FailureKind, Finished,
-    MissCause, Reader, Reason, Refusal, Request, Shift, Started, Step, drive, drive_sleeping,
+    BlockEvent, CacheMiss, CacheOptions, Drafter, Engine, EngineOptions, Event, FailureKind,
+    Finished, MissCause, Reader, Reason, Refusal, Request, Shift, Started, Step, drive,
+    drive_sleeping,
 };
 use samite_testing::wait_until;
 use samite_text::SamplerParams;
@@ -116,7 +117,7 @@ fn answer(engine: &mut Engine, request: Request) -> (Started, Finished) {
 }
 
 #[test]
-fn what_is_known_is_told_and_why_not_more() {
+fn cache_hits_and_miss_causes_are_reported() {
     let mut engine = engine(2);
     let miss = |at_token, cause| Some(CacheMiss { at_token, cause });
     let (started, _) = answer(&mut engine, request(10..30, 4));
@@ -133,9 +134,9 @@ fn what_is_known_is_told_and_why_not_more() {
         (started.cached, started.miss),
         (15, miss(15, MissCause::Differs))
     );
-    let off = CacheWish {
+    let off = CacheOptions {
         reuse: false,
-        ..CacheWish::default()
+        ..CacheOptions::default()
     };
     let without = Request {
         cache: off,
@@ -144,9 +145,9 @@ fn what_is_known_is_told_and_why_not_more() {
     let (started, _) = answer(&mut engine, without);
     assert_eq!((started.cached, started.miss), (0, miss(0, MissCause::Off)));
     let salted = Request {
-        cache: CacheWish {
+        cache: CacheOptions {
             salt: 1,
-            ..CacheWish::default()
+            ..CacheOptions::default()
         },
         ..request(10..30, 4)
     };
@@ -165,7 +166,7 @@ fn what_is_known_is_told_and_why_not_more() {
 /// A device that selects the top-k instead of returning all logits.
 struct Choosing(Arc<dyn Device>);
 
-impl Delegate for Choosing {
+impl DeviceWrapper for Choosing {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.0
     }
@@ -176,12 +177,12 @@ impl Delegate for Choosing {
 }
 
 #[test]
-fn texts_are_the_same_where_the_device_chooses() {
+fn selection_on_the_device_does_not_change_texts() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     synthetic().write(&path).unwrap();
     let device = ReferenceDevice::new(ReferenceOptions::named("choosing"));
-    let device = Delegating::device(Choosing(device));
+    let device = WrappedDevice::device(Choosing(device));
     let choosing = Model::load(&path, &ModelOptions::new(vec![device])).unwrap();
     let few = SamplerParams {
         top_k: 5,
@@ -215,7 +216,7 @@ fn texts_are_the_same_where_the_device_chooses() {
                 break;
             }
             let context = engine.context();
-            chosen += usize::from((0..16).any(|index| context.likeliest(index).is_some()));
+            chosen += usize::from((0..16).any(|index| context.device_top_k(index).is_some()));
             read += usize::from((0..16).any(|index| context.logits(index).is_some()));
         }
         let tokens = readers.each_mut().map(|reader| -> Vec<u32> {
@@ -240,7 +241,7 @@ fn texts_are_the_same_where_the_device_chooses() {
 }
 
 #[test]
-fn prompts_that_begin_alike_are_computed_once() {
+fn common_prompt_prefixes_are_computed_once() {
     let mut engine = engine(3);
     let prompt = || (10..50).chain([7]);
     let mut readers: Vec<Reader> = (0..3)
@@ -262,7 +263,7 @@ fn prompts_that_begin_alike_are_computed_once() {
 }
 
 #[test]
-fn a_long_prompt_does_not_hold_up_those_who_write() {
+fn a_long_prefill_does_not_block_decoding_requests() {
     let mut engine = engine(2);
     let mut first = submit(&mut engine, request(10..12, 30));
     engine.step();
@@ -281,11 +282,11 @@ fn a_long_prompt_does_not_hold_up_those_who_write() {
 }
 
 #[test]
-fn who_does_not_read_is_paused_alone_and_leaves_the_slot() {
+fn slow_readers_are_paused_alone_and_lose_their_slot() {
     let clock = Hand::new();
     let mut engine = engine_with(options(1), clock.clone());
     let slow = Request {
-        outbox: 4,
+        event_queue: 4,
         ..request(10..20, 20)
     };
     let alone = {
@@ -321,7 +322,7 @@ fn who_does_not_read_is_paused_alone_and_leaves_the_slot() {
 }
 
 #[test]
-fn texts_lie_in_runs_of_cells_and_kept_ones_make_room_for_that() {
+fn cached_prefixes_are_evicted_to_free_whole_blocks() {
     // Four blocks of 64 cells, and room for more texts than that.
     let options = EngineOptions {
         kept: 8,
@@ -353,7 +354,7 @@ fn texts_lie_in_runs_of_cells_and_kept_ones_make_room_for_that() {
 }
 
 #[test]
-fn who_does_not_read_gives_up_memory_that_others_need() {
+fn slow_readers_lose_memory_that_others_need() {
     let clock = Hand::new();
     let mut engine = {
         let options = options(2);
@@ -370,7 +371,7 @@ fn who_does_not_read_gives_up_memory_that_others_need() {
         Engine::new(Context::new(Arc::clone(model()), context).unwrap(), options).unwrap()
     };
     let stalled = Request {
-        outbox: 2,
+        event_queue: 2,
         ..request(10..50, 20)
     };
     let _stalled = submit(&mut engine, stalled);
@@ -389,7 +390,7 @@ fn who_does_not_read_gives_up_memory_that_others_need() {
 }
 
 #[test]
-fn time_that_is_over_ends_a_request_wherever_it_is() {
+fn deadlines_end_requests_in_any_state() {
     let clock = Hand::new();
     let mut engine = engine_with(options(1), clock.clone());
     let timed = |request| Request {
@@ -413,7 +414,7 @@ fn time_that_is_over_ends_a_request_wherever_it_is() {
 }
 
 #[test]
-fn the_context_of_a_request_ends_it_or_is_shifted() {
+fn a_full_context_ends_or_shifts_the_request() {
     let mut engine = engine(1);
     let endless = Request {
         max_tokens: None,
@@ -436,7 +437,7 @@ fn the_context_of_a_request_ends_it_or_is_shifted() {
 }
 
 #[test]
-fn a_text_that_others_share_is_shifted_as_if_it_were_alone() {
+fn shifting_a_shared_text_does_not_change_its_result() {
     let shifted = Request {
         when_full: Some(Shift {
             keep: 4,
@@ -465,7 +466,7 @@ fn a_text_that_others_share_is_shifted_as_if_it_were_alone() {
 }
 
 #[test]
-fn penalties_know_the_prompt_and_what_was_written() {
+fn penalties_count_prompt_and_generated_tokens() {
     let mut engine = engine(1);
     let mut fresh = request(10..20, 30);
     fresh.sampling.presence_penalty = 1e6;
@@ -483,7 +484,7 @@ fn penalties_know_the_prompt_and_what_was_written() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_at_once() {
+fn invalid_requests_are_refused_immediately() {
     let mut engine = engine(1);
     let mut refused = |request| engine.submit(request, Arc::new(|| {})).unwrap_err();
     let invalid = |refusal: Refusal, wanted: &str| match refusal {
@@ -534,7 +535,7 @@ fn owned(owner: u64) -> Request {
 }
 
 #[test]
-fn a_full_queue_of_one_owner_keeps_no_other_out() {
+fn a_full_queue_of_one_owner_does_not_block_others() {
     let mut engine = engine(2);
     let mut readers = Vec::new();
     for _ in 0..8 {
@@ -551,7 +552,7 @@ fn a_full_queue_of_one_owner_keeps_no_other_out() {
 }
 
 #[test]
-fn owners_get_slots_in_turns() {
+fn owners_take_turns_with_slots() {
     let mut engine = engine(2);
     let mut order = Vec::new();
     let mut readers: Vec<_> = [1, 1, 1, 1, 1, 2, 3]
@@ -579,7 +580,7 @@ fn owners_get_slots_in_turns() {
 }
 
 #[test]
-fn an_owner_with_all_slots_gives_some_up_to_another() {
+fn an_owner_with_all_slots_is_preempted_for_another() {
     let mut engine = engine(4);
     let long = |first: u32| Request {
         owner: 1,
@@ -618,12 +619,12 @@ fn an_owner_with_all_slots_gives_some_up_to_another() {
 }
 
 #[test]
-fn slots_of_other_salts_do_not_show() {
+fn slots_with_other_salts_are_invisible() {
     let mut engine = engine(2);
     let salted = |salt, prompt: std::ops::Range<u32>| Request {
-        cache: CacheWish {
+        cache: CacheOptions {
             salt,
-            ..CacheWish::default()
+            ..CacheOptions::default()
         },
         ..request(prompt, 2)
     };
@@ -659,13 +660,13 @@ fn slots_are_saved_and_restored() {
     assert_eq!(answer(&mut engine, slotted(1)).0.cached, 0);
     // A text that was left in another slot does not count.
     assert_eq!(answer(&mut engine, slotted(0)).0.cached, 0);
-    engine.forget_kept();
+    engine.clear_prefix_cache();
     assert_eq!(engine.restore_slot(0, 0, &saved).unwrap(), 23);
     assert_eq!(answer(&mut engine, slotted(0)).0.cached, 19);
 }
 
 #[test]
-fn a_thread_answers_drains_and_ends() {
+fn the_engine_thread_answers_drains_and_ends() {
     let (handle, thread) = drive(engine(2)).unwrap();
     let mut readers: Vec<Reader> = (0..6)
         .map(|i| handle.submit(request(10..20 + i, 8)).unwrap())
@@ -697,7 +698,7 @@ fn a_thread_answers_drains_and_ends() {
 
 /// A client that has its answer reads counts that include it.
 #[test]
-fn an_end_is_counted_before_its_reader_gets_it() {
+fn finished_requests_are_counted_before_the_reader_sees_them() {
     let (handle, thread) = drive(engine(1)).unwrap();
     for i in 1..=200 {
         let mut reader = handle.submit(request([5, 6, 7], 1)).unwrap();
@@ -712,7 +713,7 @@ fn an_end_is_counted_before_its_reader_gets_it() {
 }
 
 #[test]
-fn an_engine_that_nobody_asks_is_dropped_and_made_again() {
+fn an_idle_engine_is_dropped_and_recreated() {
     // Long enough to see that it is awake in the end.
     let quiet = Duration::from_millis(500);
     let system = |slots| {
@@ -740,7 +741,7 @@ fn an_engine_that_nobody_asks_is_dropped_and_made_again() {
 }
 
 #[test]
-fn sets_of_adapters_without_end_are_kept_apart_and_take_no_room() {
+fn unlimited_adapter_sets_stay_separate_in_bounded_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter.gguf");
     let model_path = folder.path().join("model.gguf");
@@ -804,12 +805,12 @@ fn on_disk(folder: &std::path::Path, most_bytes: u64) -> Engine {
         ..options(4)
     };
     let mut engine = engine_with(options, Hand::new());
-    engine.keep_on_disk(folder, most_bytes).unwrap();
+    engine.cache_on_disk(folder, most_bytes).unwrap();
     engine
 }
 
 #[test]
-fn texts_on_disk_are_known_after_a_restart() {
+fn prefixes_on_disk_survive_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("texts");
     let long = || request(5..155, 6);
@@ -829,9 +830,9 @@ fn texts_on_disk_are_known_after_a_restart() {
     // Short texts have no file, and texts with a salt have none either.
     answer(&mut engine, request(200..230, 4));
     let salted = |request: Request| Request {
-        cache: CacheWish {
+        cache: CacheOptions {
             salt: 7,
-            ..CacheWish::default()
+            ..CacheOptions::default()
         },
         ..request
     };
@@ -928,7 +929,7 @@ fn ids(events: &[Event]) -> Vec<u32> {
 }
 
 #[test]
-fn requests_with_different_adapters_are_computed_together_and_none_changes_another() {
+fn requests_with_different_adapters_batch_independently() {
     let sets: [&[(usize, f32)]; 5] = [
         &[],
         &[(0, 1.0)],
@@ -980,7 +981,7 @@ fn requests_with_different_adapters_are_computed_together_and_none_changes_anoth
 }
 
 #[test]
-fn slots_and_texts_on_disk_belong_to_their_adapters() {
+fn saved_slots_and_disk_prefixes_belong_to_their_adapters() {
     let folder = tempfile::tempdir().unwrap();
     let asked = |shares: &[(usize, f32)]| with_adapters(shares, request(5..155, 6));
     let mut engine = on_disk(folder.path(), u64::MAX);
@@ -999,7 +1000,7 @@ fn slots_and_texts_on_disk_belong_to_their_adapters() {
     assert!(matches!(found[0], Event::Started(started) if started.cached == 149));
     assert_eq!(ids(&found), expected);
     // A saved slot is restored with its adapters, and only requests with these adapters can use it.
-    engine.forget_kept();
+    engine.clear_prefix_cache();
     assert_eq!(engine.restore_slot(2, 0, &saved).unwrap(), 155);
     let slotted = |shares| Request {
         slot: Some(2),
@@ -1035,13 +1036,13 @@ fn of_architecture(architecture: &'static str) -> Engine {
         ..ContextOptions::default()
     };
     let context = Context::new(model, context).unwrap();
-    assert!(!context.can_take_back(), "{architecture}");
+    assert!(!context.can_truncate(), "{architecture}");
     Engine::new(context, options).unwrap()
 }
 
 /// Gated delta nets, convolutions, and windows, each combined with full attention.
 #[test]
-fn long_prefixes_are_known_where_texts_cannot_be_cut() {
+fn long_prefixes_are_reused_for_models_that_cannot_cut_text() {
     for architecture in ["qwen3next", "lfm2", "gemma3"] {
         let folder = tempfile::tempdir().unwrap();
         let prompt = |end: u32| {
@@ -1058,7 +1059,7 @@ fn long_prefixes_are_known_where_texts_cannot_be_cut() {
             let mut reader = submit(
                 &mut cold,
                 Request {
-                    cache: CacheWish {
+                    cache: CacheOptions {
                         reuse: false,
                         keep: false,
                         salt: 0,
@@ -1092,7 +1093,7 @@ fn long_prefixes_are_known_where_texts_cannot_be_cut() {
             );
         };
         let mut engine = of_architecture(architecture);
-        engine.keep_on_disk(folder.path(), u64::MAX).unwrap();
+        engine.cache_on_disk(folder.path(), u64::MAX).unwrap();
         check(&mut engine, 20, &expected[0], 0, MissCause::Ends);
         let cause = match architecture {
             "gemma3" => MissCause::Window,
@@ -1105,7 +1106,7 @@ fn long_prefixes_are_known_where_texts_cannot_be_cut() {
         check(&mut engine, 90, &expected[1], 126, cause);
         drop(engine);
         let mut engine = of_architecture(architecture);
-        engine.keep_on_disk(folder.path(), u64::MAX).unwrap();
+        engine.cache_on_disk(folder.path(), u64::MAX).unwrap();
         check(&mut engine, 90, &expected[1], 126, cause);
         check(&mut engine, 90, &expected[1], 126, cause);
         check(&mut engine, 20, &expected[0], 126, cause);
@@ -1134,7 +1135,7 @@ fn drafter(synthetic: &SyntheticModel, least: f32) -> samite_llm::Result<Drafter
 }
 
 #[test]
-fn a_draft_model_of_the_same_family_drafts_and_others_are_refused() {
+fn incompatible_draft_models_are_refused() {
     let refused = |synthetic: &SyntheticModel| drafter(synthetic, 0.0).unwrap_err().to_string();
     let error = refused(&SyntheticModel {
         n_vocab: 600,
@@ -1228,7 +1229,7 @@ fn known_blocks(told: &Mutex<Vec<BlockEvent>>) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn blocks_that_are_told_are_those_that_the_next_prompt_finds() {
+fn reported_blocks_match_the_next_prompt_hits() {
     let mut engine = engine(2);
     let told = Arc::new(Mutex::new(Vec::new()));
     let heard = Arc::clone(&told);
@@ -1266,15 +1267,15 @@ fn blocks_that_are_told_are_those_that_the_next_prompt_finds() {
     assert!(hits >= 20, "{hits}");
     // Texts that only requests with the same salt can find are not reported.
     let salted = Request {
-        cache: CacheWish {
+        cache: CacheOptions {
             salt: 7,
-            ..CacheWish::default()
+            ..CacheOptions::default()
         },
         ..request(200..230, 3)
     };
     answer(&mut engine, salted);
     assert_eq!(expected(&Vec::from_iter(200..230)), 0);
-    engine.forget_kept();
+    engine.clear_prefix_cache();
     engine.step();
     assert_eq!(known_blocks(&told), Vec::<Vec<u32>>::new());
     answer(&mut engine, request(10..30, 4));

@@ -157,13 +157,13 @@ fn fails_alone(setup: &Setup, number: f32) {
         );
         assert!(matches!(events.last(), Some(Event::Failed(_))));
         // Later requests are computed in its cells.
-        engine.forget_kept();
+        engine.clear_prefix_cache();
         for (request, expected) in neighbours().into_iter().zip(&expected) {
             let mut reader = submit(&mut engine, request);
             run(&mut engine);
             assert_eq!(&ids(&mut reader), expected, "after {failing_prompt:?}");
         }
-        engine.forget_kept();
+        engine.clear_prefix_cache();
         assert_eq!(engine.view().used_cells, 0);
     }
 }
@@ -223,7 +223,7 @@ fn a_failing_request_fails_alone_in_other_architectures() {
 
 /// A request for 0 tokens ends before the engine reads logits.
 #[test]
-fn a_prompt_that_is_only_computed_spoils_none_that_follow() {
+fn a_failed_prefill_only_request_does_not_corrupt_later_ones() {
     for flash in [true, false] {
         let setup = Setup {
             flash,
@@ -242,7 +242,7 @@ fn a_prompt_that_is_only_computed_spoils_none_that_follow() {
 
 /// Without flash attention, data that a failed sequence leaves in free cells corrupts all others.
 #[test]
-fn cells_that_are_not_finite_are_found_and_overwritten() {
+fn non_finite_cells_are_detected_and_cleared() {
     let setup = Setup::new("llama", cpu());
     let options = ContextOptions {
         n_ctx: Some(64),
@@ -280,12 +280,12 @@ fn cells_that_are_not_finite_are_found_and_overwritten() {
 }
 
 #[test]
-fn nothing_that_is_not_finite_goes_to_disk() {
+fn non_finite_texts_are_not_written_to_disk() {
     let setup = Setup::new("llama", cpu());
     let folder = tempfile::tempdir().unwrap();
     let files = || std::fs::read_dir(folder.path()).unwrap().count();
     let mut engine = setup.engine();
-    engine.keep_on_disk(folder.path(), u64::MAX).unwrap();
+    engine.cache_on_disk(folder.path(), u64::MAX).unwrap();
     for count in [0, 9] {
         let failing = setup.failing(request(20..180, count), f32::NAN);
         let _failing = submit(&mut engine, failing);
@@ -299,7 +299,7 @@ fn nothing_that_is_not_finite_goes_to_disk() {
 
 /// Uses the largest numbers that a request may have for its sampler.
 #[test]
-fn extreme_numbers_of_a_sampler_spoil_no_neighbour() {
+fn extreme_sampler_parameters_do_not_affect_other_requests() {
     let greedy = SamplerParams::greedy;
     let extremes = [
         SamplerParams {

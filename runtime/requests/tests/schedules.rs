@@ -13,7 +13,8 @@ use samite_llm::{
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
-    CacheWish, Drafter, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request, Totals,
+    CacheOptions, Drafter, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request,
+    Totals,
 };
 use samite_testing::{Rng, ticking};
 use samite_text::SamplerParams;
@@ -217,13 +218,13 @@ fn request(rng: &mut Rng, adapters: &[Arc<Adapter>; 2]) -> Request {
         } else {
             Vec::new()
         },
-        cache: CacheWish {
+        cache: CacheOptions {
             reuse: !rng.one_in(6),
             keep: !rng.one_in(6),
             salt: u64::from(rng.one_in(8)) * 7,
         },
         priority: rng.below(6) as i32 / 5,
-        outbox: 1 + rng.below(6),
+        event_queue: 1 + rng.below(6),
         owner: rng.below(3) as u64,
         ..Request::new(prompt(rng))
     }
@@ -279,7 +280,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
     if rng.one_in(2) {
         let bytes = [60_000, u64::MAX][rng.below(2)];
         engine
-            .keep_on_disk(folder((seed % 3) as usize), bytes)
+            .cache_on_disk(folder((seed % 3) as usize), bytes)
             .unwrap();
     }
     let mut waiting: Vec<Request> = (0..3 + rng.below(8))
@@ -355,7 +356,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
         "seed {seed}"
     );
     assert!(view.kept <= options.kept, "seed {seed}");
-    engine.forget_kept();
+    engine.clear_prefix_cache();
     assert_eq!(engine.view().used_cells, 0, "seed {seed}: cells are left");
     for sequence in 0..options.n_seq() {
         assert_eq!(
@@ -369,7 +370,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
 }
 
 #[test]
-fn each_request_gets_the_tokens_that_it_gets_alone() {
+fn tokens_do_not_depend_on_other_requests() {
     let number = |name: &str| {
         std::env::var(name)
             .ok()

@@ -7,8 +7,8 @@
 
 use samite::prelude::*;
 use samite::{
-    BufferType, DeviceKind, Error, Node, Op, Placed, Prepared, Result, RunControl, Stream, Support,
-    TensorRef, host_buffer_type,
+    BufferType, DeviceKind, Error, Node, Op, PlacedGraph, Prepared, Result, RunControl, Stream,
+    Support, TensorRef, host_buffer_type,
 };
 use std::any::Any;
 
@@ -99,7 +99,7 @@ impl Stream for VectorStream {
         &*self.0
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         let mut steps = Vec::new();
         for node in work.computed() {
             let to = work.place(node.id())?.clone();

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn embeddings_do_not_depend_on_the_texts_beside_them() {
+    fn embeddings_do_not_depend_on_other_texts() {
         let mut embedder = embedder(ContextOptions::default());
         let alone = embedder.embed(&["a cat"]).unwrap().remove(0);
         let long = "the sea ".repeat(8);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_too_long_is_named() {
+    fn an_overlong_text_is_named() {
         let mut embedder = embedder(ContextOptions {
             n_ctx: Some(16),
             ..ContextOptions::default()

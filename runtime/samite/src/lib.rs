@@ -62,12 +62,13 @@ pub use open::open;
 pub use samite_chat as chat;
 pub use samite_core::{
     Access, Backend, Buffer, BufferType, CancelToken, Capabilities, DIMS, DType, Device,
-    DeviceKind, DeviceLimits, Error, Event, Flags, Glu, Graph, HeldGate, HostMemory, Keep, Layout,
-    Location, MemoryId, MemoryInfo, MemorySet, Node, Op, Parameters, Placed, Precision, Prepared,
-    Rejected, Result, Rope, RopeMode, Rows, RunControl, RunObserver, Selection, Shape, Slot,
-    SortOrder, StoredTensor, Stream, Support, Tensor, TensorGroup, TensorId, TensorRef, Unary,
-    Usage, ViewOf, ask_for_memory, cache_folder, counted, free_address_space, host_buffer,
-    host_buffer_type, infer, same_buffer_type, shape, share_heap_if_limited, thread_builder,
+    DeviceKind, DeviceLimits, Error, Event, Flags, Glu, Graph, HostMemory, KeepAlive, Layout,
+    Location, MemoryId, MemoryInfo, MemorySet, Node, Op, Parameters, PlacedGraph, Precision,
+    Prepared, RangeGuard, Rejected, Result, Rope, RopeMode, Rows, RunControl, RunObserver,
+    Selection, Shape, Slot, SortOrder, StoredTensor, Stream, Support, Tensor, TensorGroup,
+    TensorId, TensorRef, Unary, Usage, ViewOf, ask_for_memory, cache_folder, counted,
+    free_address_space, host_buffer, host_buffer_type, infer, same_buffer_type, shape,
+    share_heap_if_limited, thread_builder,
 };
 #[cfg(feature = "meta")]
 pub use samite_forecast as forecast;

@@ -93,7 +93,7 @@ fn each_conversation_draws_a_seed() {
 }
 
 #[test]
-fn an_answer_is_what_the_model_writes_behind_the_templates_text() {
+fn an_answer_continues_the_rendered_template() {
     let mut chat = conversation(&[], TEMPLATE);
     let model = Arc::clone(chat.context().model());
     chat.system("s");
@@ -152,7 +152,7 @@ fn an_answer_is_what_the_model_writes_behind_the_templates_text() {
 }
 
 #[test]
-fn what_fails_leaves_the_messages_as_they_were() {
+fn failures_leave_the_messages_unchanged() {
     let mut chat = conversation(&[], TEMPLATE);
     chat.ask("good").unwrap();
     let error = chat.ask("bad").unwrap_err();
@@ -169,7 +169,7 @@ fn what_fails_leaves_the_messages_as_they_were() {
 }
 
 #[test]
-fn an_answer_can_be_ended_and_cancelled() {
+fn an_answer_can_be_stopped_and_cancelled() {
     let mut chat = conversation(&[], TEMPLATE);
     chat.options.max_tokens = None;
     let mut told = 0;
@@ -199,7 +199,7 @@ fn an_answer_can_be_ended_and_cancelled() {
 }
 
 #[test]
-fn a_saved_conversation_goes_on_as_if_it_had_not_ended() {
+fn a_saved_conversation_resumes_exactly() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("saved");
     let mut chat = conversation(&[], TEMPLATE);
@@ -249,7 +249,7 @@ fn add() -> Tool {
 }
 
 #[test]
-fn tools_are_called_and_the_model_goes_on() {
+fn tools_are_called_and_the_model_continues() {
     let mut chat = caller();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
@@ -285,7 +285,7 @@ fn tools_are_called_and_the_model_goes_on() {
 }
 
 #[test]
-fn what_goes_wrong_with_a_tool_is_told_to_the_model() {
+fn tool_errors_are_passed_to_the_model() {
     let mut chat = caller();
     chat.add_tool(add(), |_| Err("no numbers today".to_owned()));
     chat.ask("1 + 2?").unwrap();
@@ -294,7 +294,7 @@ fn what_goes_wrong_with_a_tool_is_told_to_the_model() {
 }
 
 #[test]
-fn a_tool_that_is_not_there_is_not_called() {
+fn unknown_tools_are_not_called() {
     let mut chat = caller();
     let other = Tool::new("subtract", "Subtracts", json!({"type": "object"}));
     chat.add_tool(other, |_| Ok(String::new()));
@@ -304,7 +304,7 @@ fn a_tool_that_is_not_there_is_not_called() {
 }
 
 #[test]
-fn a_model_that_must_call_a_tool_does_with_arguments_that_fit() {
+fn a_required_tool_call_has_valid_arguments() {
     let mut chat = conversation(&[], CALLS);
     let number = json!({"type": "integer", "minimum": -9, "maximum": 9});
     let schema = json!({"type": "object", "properties": {"a": number, "b": number},
@@ -330,7 +330,7 @@ fn a_model_that_must_call_a_tool_does_with_arguments_that_fit() {
 }
 
 #[test]
-fn calls_of_tools_without_a_function_are_the_callers() {
+fn calls_of_declared_tools_are_returned_to_the_caller() {
     let mut chat = caller();
     chat.declare_tool(add());
     let reply = chat.ask_with("1 + 2?", go_on).unwrap();
@@ -339,7 +339,7 @@ fn calls_of_tools_without_a_function_are_the_callers() {
 }
 
 #[test]
-fn a_model_that_calls_without_end_is_stopped() {
+fn endless_tool_calls_are_stopped() {
     let mut chat = caller();
     chat.options.sampling.presence_penalty = 0.0;
     chat.options.max_rounds = 3;
@@ -379,7 +379,7 @@ struct Thing {
 }
 
 #[test]
-fn answers_have_the_type_that_is_asked_for() {
+fn answers_have_the_requested_type() {
     let mut chat = conversation(&[], TEMPLATE);
     chat.options.max_tokens = Some(400);
     // Some answers are cut off: a model with random weights does not know when to stop.
@@ -406,7 +406,7 @@ fn answers_have_the_type_that_is_asked_for() {
 }
 
 #[test]
-fn thoughts_before_a_typed_answer_are_free() {
+fn reasoning_before_a_typed_answer_is_unconstrained() {
     let template = "{{ messages[-1].content }}{% if add_generation_prompt %}<think>{% endif %}";
     let mut chat = conversation(&["</think>"], template);
     let end = chat.context().model().spec().n_vocab as u32 - 1;
@@ -464,7 +464,7 @@ fn an_answer_is_a_stream() {
 }
 
 #[test]
-fn a_stream_that_is_dropped_ends_the_answer() {
+fn a_dropped_stream_ends_the_answer() {
     let mut conversation = conversation(&[], TEMPLATE);
     conversation.options.max_tokens = None;
     let mut chat = AsyncConversation::new(conversation).unwrap();
@@ -489,7 +489,7 @@ fn a_stream_that_is_dropped_ends_the_answer() {
 }
 
 #[test]
-fn a_thread_that_is_gone_is_an_error() {
+fn a_dead_conversation_thread_is_an_error() {
     let mut chat = AsyncConversation::new(conversation(&[], TEMPLATE)).unwrap();
     block_on(async {
         let gone = chat.with(|_| panic!("a mistake of the application")).await;

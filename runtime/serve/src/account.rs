@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accounts_have_a_limit_each_and_one_together() {
+    fn accounts_have_individual_and_shared_limits() {
         let accounts = Arc::new(Accounts::new(100));
         let [a, b, c] = [(); 3].map(|()| RequestAccount::new(&accounts, 0));
         a.charge("x", 50).unwrap();

@@ -103,7 +103,7 @@ impl App {
             compiling: Turns::new("grammars", 2, 16),
             embedding: Turns::new("embeddings", 8, 1024),
             embedding_batch: Turns::new("embeddings", 1, 1024),
-            started: crate::chance::seconds(),
+            started: crate::ids::seconds(),
             options,
         })
     }

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_small_things_are_refused_before_they_are_read() {
+    fn bodies_with_too_many_values_are_refused_before_parsing() {
         let many =
             |part: &str, count: usize| format!("[{}{part}]", format!("{part},").repeat(count - 1));
         let account = RequestAccount::new(&Arc::new(Accounts::new(1 << 30)), 0);

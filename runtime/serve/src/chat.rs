@@ -2,11 +2,11 @@
 //! answer.
 
 use crate::app::App;
-use crate::chance;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
 use crate::form::Form;
+use crate::ids;
 use crate::job::{ChatExtras, Job, Parsing, reasoning_format};
 use crate::reasoning_budget;
 use samite_chat::{
@@ -229,7 +229,7 @@ impl Conversation {
                 enable_thinking: Some(thinking),
                 reasoning_effort: effort,
                 kwargs,
-                ..PromptOptions::new(DateTime::new(chance::seconds().cast_signed(), 0))
+                ..PromptOptions::new(DateTime::new(ids::seconds().cast_signed(), 0))
             },
             messages,
             must_call,
@@ -316,7 +316,7 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<Job> {
     let options = AnswerOptions {
         tools: tools.clone(),
         reasoning,
-        seed: chance::number(),
+        seed: ids::number(),
     };
     let memory = tools.len().saturating_mul(TOOL);
     context.account.charge("tools", memory)?;

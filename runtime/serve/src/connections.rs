@@ -77,16 +77,16 @@ pub struct Connection {
 
 /// A running request of a connection, until its response is passed to the writer.
 #[derive(Debug)]
-pub struct AtWork(Arc<Connection>);
+pub struct InFlight(Arc<Connection>);
 
-impl AtWork {
+impl InFlight {
     pub fn new(connection: &Arc<Connection>) -> Self {
         connection.work();
-        AtWork(Arc::clone(connection))
+        InFlight(Arc::clone(connection))
     }
 }
 
-impl Drop for AtWork {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.wait_for(Wait::Request);
     }
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_waited_longest_make_room() {
+    fn the_longest_waiting_connection_is_closed() {
         let all = Arc::new(Connections::new(3));
         let list: Vec<Connection> = (0..3).map(|_| all.add(HERE)).collect();
         list[0].work();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_close_already_make_room() {
+    fn closing_connections_count_as_freed() {
         let all = Arc::new(Connections::new(2));
         let mut list: Vec<Connection> = (0..2).map(|_| all.add(HERE)).collect();
         list.push(all.add(HERE));
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_are_slow_to_close_hold_few_places() {
+    fn slowly_closing_connections_hold_few_places() {
         let all = Arc::new(Connections::new(2));
         let mut list: Vec<Connection> = (0..200).map(|_| all.add(HERE)).collect();
         assert_eq!(lock(&all.list).leaving, 198);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_do_not_read_make_room_if_no_other_waits() {
+    fn clients_that_do_not_read_are_closed_last() {
         let all = Arc::new(Connections::new(2));
         let list: Vec<Connection> = (0..2).map(|_| all.add(HERE)).collect();
         list[0].wait_for(Wait::Read);
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_with_the_most_connections_makes_room() {
+    fn the_address_with_the_most_connections_loses_one() {
         let all = Arc::new(Connections::new(3));
         let other = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
         let first = all.add(other);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_body_makes_room_for_another() {
+    fn the_slowest_body_is_dropped_for_another() {
         let all = Arc::new(Connections::new(9));
         let list: Vec<Connection> = (0..3).map(|_| all.add(HERE)).collect();
         let bodies: Vec<Receiving<'_>> = list.iter().map(Receiving::new).collect();

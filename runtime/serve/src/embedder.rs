@@ -36,7 +36,7 @@ impl Embedder {
         use samite_llm::arch::spec::Pooling;
         let output = context.options().output;
         let room = context.options().n_batch.min(context.n_ctx());
-        let longest = if context.takes_means() {
+        let longest = if context.pools_by_mean() {
             room.min(context.options().n_ubatch)
         } else {
             room

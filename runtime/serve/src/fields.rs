@@ -297,7 +297,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_fields_are_named() {
         let body = json!({"a": 1.5, "b": "x", "c": [1], "d": null, "n": 3.0});
         let fields = Fields::new(&body).unwrap();
         let message = |error: ApiError| error.message;
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extent_is_that_outside_of_strings() {
+    fn extents_ignore_brackets_in_strings() {
         let extent = Extent::measure(br#"{"a": [1, {"b": "[[[\"{,["}]}"#);
         assert_eq!((extent.depth, extent.values, extent.objects), (3, 5, 2));
         assert_eq!(Extent::measure(&[b'['; 100]).depth, 100);

@@ -191,7 +191,7 @@ impl Hub {
             accounts: Arc::new(Accounts::new(options.request_memory)),
             large,
             is_draining: AtomicBool::new(false),
-            started: crate::chance::seconds(),
+            started: crate::ids::seconds(),
             options,
             entries,
             limits,

@@ -11,7 +11,7 @@ use crate::sampling::{probabilities, sampling};
 use crate::settings::settings;
 use samite_chat::{AnswerOptions, AnswerParser, Format, ReasoningFormat};
 use samite_llm::ScaledAdapter;
-use samite_requests::{CacheWish, Refusal, Request, Shift, Wanted};
+use samite_requests::{CacheOptions, ProbabilityKind, Refusal, Request, Shift};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -250,20 +250,20 @@ impl Job {
             constraint,
             probabilities: match (n_probs, post_sampling) {
                 (None, _) => None,
-                (Some(count), false) => Some(Wanted::Model(count)),
-                (Some(count), true) => Some(Wanted::Drawn(count)),
+                (Some(count), false) => Some(ProbabilityKind::Model(count)),
+                (Some(count), true) => Some(ProbabilityKind::Drawn(count)),
             },
             adapters: Some(context.adapters(&shares.unwrap_or_else(|| context.shares()))),
-            cache: CacheWish {
+            cache: CacheOptions {
                 reuse: fields.boolean(&["cache_prompt"], context.options.cache_prompt)?,
                 salt: context.salt(),
-                ..CacheWish::default()
+                ..CacheOptions::default()
             },
             deadline: deadline("t_max_total_ms")?,
-            writing_time: deadline("t_max_predict_ms")?,
+            decode_time: deadline("t_max_predict_ms")?,
             // Several choices cannot use one slot at the same time; they take turns.
             slot,
-            tells_progress: is_stream && return_progress,
+            reports_progress: is_stream && return_progress,
             sampling: params,
             ..Request::new(Vec::new())
         };

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_have_all_up_to_their_ends() {
+    fn histogram_buckets_are_cumulative() {
         let histogram = Histogram::default();
         for milliseconds in [0, 1, 3, 100, 400_000] {
             histogram.observe(Duration::from_millis(milliseconds));

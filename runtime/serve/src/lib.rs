@@ -42,7 +42,7 @@
 //! | `api/` | one file for each API |
 //! | `latency.rs` | latency histograms for metrics |
 //! | `embedder.rs` | context for embeddings |
-//! | `chance.rs` | IDs, random seeds and the time of day |
+//! | `ids.rs` | IDs, random seeds and the time of day |
 #![forbid(unsafe_code)]
 
 mod access;
@@ -51,7 +51,6 @@ mod answer;
 mod api;
 mod app;
 mod body;
-mod chance;
 mod chat;
 mod connections;
 mod context;
@@ -63,6 +62,7 @@ mod form;
 #[doc(hidden)]
 pub mod fuzz;
 mod hub;
+mod ids;
 mod job;
 mod latency;
 mod loader;

@@ -134,7 +134,7 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
             )),
             Some(methods) => {
                 let query = parts.uri.query().unwrap_or_default();
-                let asked = Asked {
+                let asked = CheckedRequest {
                     hub: &hub,
                     path: &path,
                     query,
@@ -223,8 +223,8 @@ async fn embedding(
 
 async fn chat_completion(context: &Arc<RequestContext>, body: Value) -> Result<Response> {
     let job = blocking(context, move |context| chat::job(context, &body)).await?;
-    let teller = openai_chat::ChatTeller::new(&job);
-    answer(Arc::clone(context), job, teller).await
+    let encoder = openai_chat::ChatEncoder::new(&job);
+    answer(Arc::clone(context), job, encoder).await
 }
 
 async fn native_completion(
@@ -244,7 +244,7 @@ async fn native_completion(
     answer(
         Arc::clone(context),
         job,
-        native::NativeTeller { job: kept, is_list },
+        native::NativeEncoder { job: kept, is_list },
     )
     .await
 }
@@ -310,7 +310,7 @@ async fn predict(context: &Arc<RequestContext>, mut body: Value) -> Result<Respo
     let mut running = Vec::new();
     for instance in instances {
         let job = blocking(context, move |context| chat::job(context, &instance)).await?;
-        let mut teller = openai_chat::ChatTeller::new(&job);
+        let mut encoder = openai_chat::ChatEncoder::new(&job);
         let mut job = job;
         let submitted = blocking(context, move |context| {
             stream::Running::submit(context, &mut job)
@@ -318,7 +318,7 @@ async fn predict(context: &Arc<RequestContext>, mut body: Value) -> Result<Respo
         .await?;
         running.push(async move {
             let choices = submitted.all().await?;
-            Ok::<_, ApiError>(stream::Teller::whole(&mut teller, &choices))
+            Ok::<_, ApiError>(stream::ResponseEncoder::whole(&mut encoder, &choices))
         });
     }
     let mut predictions = Vec::new();
@@ -329,7 +329,7 @@ async fn predict(context: &Arc<RequestContext>, mut body: Value) -> Result<Respo
 }
 
 /// A request that passed the access checks.
-struct Asked<'r> {
+struct CheckedRequest<'r> {
     hub: &'r Arc<Hub>,
     path: &'r str,
     query: &'r str,
@@ -337,7 +337,7 @@ struct Asked<'r> {
     account: Arc<RequestAccount>,
 }
 
-impl Asked<'_> {
+impl CheckedRequest<'_> {
     /// Rejects a key that may not do `what`.
     fn check_admin(&self, what: &str) -> Result<()> {
         if self.caller.is_admin {
@@ -473,7 +473,7 @@ impl Asked<'_> {
             post
             && let Some(stay) = ollama::keep_alive(&body)?
         {
-            if let ollama::Stay::Leaves = stay
+            if let ollama::ModelLifetime::Leaves = stay
                 && ollama::is_empty(&body, post == Post::OllamaChat)
             {
                 self.check_admin("unloading a model")?;
@@ -526,19 +526,19 @@ impl Asked<'_> {
             Post::Completion => {
                 let job = blocking(context, move |context| native::openai_job(context, &body));
                 let job = job.await?;
-                let teller = openai_completions::CompletionTeller::new(&job);
-                answer(Arc::clone(context), job, teller).await
+                let encoder = openai_completions::CompletionEncoder::new(&job);
+                answer(Arc::clone(context), job, encoder).await
             }
             Post::Chat => chat_completion(context, body).await,
             Post::Response => {
                 let read = move |context: &RequestContext| responses::job(context, &body);
-                let (job, teller) = blocking(context, read).await?;
-                answer(Arc::clone(context), job, teller).await
+                let (job, encoder) = blocking(context, read).await?;
+                answer(Arc::clone(context), job, encoder).await
             }
             Post::Message => {
                 let read = move |context: &RequestContext| anthropic::job(context, &body);
-                let (job, teller) = blocking(context, read).await?;
-                answer(Arc::clone(context), job, teller).await
+                let (job, encoder) = blocking(context, read).await?;
+                answer(Arc::clone(context), job, encoder).await
             }
             Post::Embeddings => embedding(context, body, embeddings::openai).await,
             Post::NativeEmbeddings => embedding(context, body, embeddings::native).await,
@@ -552,9 +552,9 @@ impl Asked<'_> {
                 let is_chat = post == Post::OllamaChat;
                 let read = move |context: &RequestContext| ollama::job(context, &body, is_chat);
                 match blocking(context, read).await? {
-                    ollama::Asked::Nothing(value) => Ok(json_response(200, &value)),
-                    ollama::Asked::Text(job, teller) => {
-                        answer(Arc::clone(context), *job, teller).await
+                    ollama::RequestedWork::Nothing(value) => Ok(json_response(200, &value)),
+                    ollama::RequestedWork::Text(job, encoder) => {
+                        answer(Arc::clone(context), *job, encoder).await
                     }
                 }
             }
@@ -571,7 +571,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queries_are_read() {
+    fn query_values_are_parsed() {
         assert_eq!(
             query_value("a=1&model=x%2Fy%", "model").as_deref(),
             Some("x/y%")

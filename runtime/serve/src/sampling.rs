@@ -1,9 +1,9 @@
 //! Sampling parameters of requests.
 
-use crate::chance;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
+use crate::ids;
 use samite_text::{SamplerParams, Stage};
 use serde_json::Value;
 
@@ -67,9 +67,9 @@ pub fn sampling(context: &RequestContext, fields: &Fields<'_>) -> Result<Sampler
         adaptive_target: float(&["adaptive_target"], -ANY, 1.0, defaults.adaptive_target)?,
         adaptive_decay: float(&["adaptive_decay"], 0.0, 0.99, defaults.adaptive_decay)?,
         seed: match fields.seed("seed")? {
-            None => context.options.seed.unwrap_or_else(chance::seed),
+            None => context.options.seed.unwrap_or_else(ids::seed),
             // -1 means any seed, also as an unsigned 32-bit number.
-            Some(u64::MAX | 0xffff_ffff) => chance::seed(),
+            Some(u64::MAX | 0xffff_ffff) => ids::seed(),
             Some(seed) => seed,
         },
         ..defaults.clone()

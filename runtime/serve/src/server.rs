@@ -1,7 +1,7 @@
 //! Listens, accepts connections, and drains at shutdown.
 
 use crate::account::RequestAccount;
-use crate::connections::{AtWork, Connection, Connections};
+use crate::connections::{Connection, Connections, InFlight};
 use crate::hub::Hub;
 use crate::route::handle;
 use crate::timed::{Timed, Times};
@@ -222,7 +222,7 @@ async fn listen(listener: TcpListener, shared: Arc<ServerContext>) {
 struct TrackedBody {
     body: Body,
     #[expect(dead_code, reason = "it is there to be dropped")]
-    at_work: AtWork,
+    at_work: InFlight,
     #[expect(dead_code, reason = "it is there to be dropped")]
     account: Option<Arc<RequestAccount>>,
 }
@@ -295,7 +295,7 @@ async fn connection(
         has_request.store(true, Ordering::Relaxed);
         let hub = Arc::clone(&hub);
         let peer = Arc::clone(&working);
-        let at_work = AtWork::new(&working);
+        let at_work = InFlight::new(&working);
         async move {
             let mut response = handle(hub, &peer, request).await;
             let account = response.extensions_mut().remove();

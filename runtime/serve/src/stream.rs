@@ -19,7 +19,7 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
 /// The response format of an API.
-pub trait Teller: Send + 'static {
+pub trait ResponseEncoder: Send + 'static {
     /// Writes the frames for an update.
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames);
 
@@ -166,7 +166,7 @@ fn gone() -> Event {
 pub async fn answer(
     context: Arc<RequestContext>,
     mut job: Job,
-    mut teller: impl Teller,
+    mut encoder: impl ResponseEncoder,
 ) -> Result<Response> {
     let is_stream = job.is_stream;
     let submitting = Arc::clone(&context);
@@ -178,9 +178,9 @@ pub async fn answer(
     .map_err(|error| ApiError::new(500, error.to_string()))??;
     if !is_stream {
         let choices = running.all().await?;
-        return Ok(json_response(200, &teller.whole(&choices)));
+        return Ok(json_response(200, &encoder.whole(&choices)));
     }
-    Ok(streamed(context, running, job.ping_seconds, teller))
+    Ok(streamed(context, running, job.ping_seconds, encoder))
 }
 
 /// Streams an answer. Sends its headers at once.
@@ -188,9 +188,9 @@ fn streamed(
     context: Arc<RequestContext>,
     mut running: Running,
     ping_seconds: u64,
-    mut teller: impl Teller,
+    mut encoder: impl ResponseEncoder,
 ) -> Response {
-    let is_lines = teller.is_lines();
+    let is_lines = encoder.is_lines();
     let (sender, receiver) = mpsc::channel::<Bytes>(16);
     tokio::spawn(async move {
         // Keep the model loaded and the request's memory charged while the answer runs.
@@ -217,13 +217,13 @@ fn streamed(
             let updates = running.choices[at].take(event);
             for update in &updates {
                 if let Update::Failed(error) = update {
-                    teller.error(error, &mut out);
+                    encoder.error(error, &mut out);
                     if let Some(bytes) = out.take() {
                         let _ = sender.send(bytes).await;
                     }
                     return;
                 }
-                teller.update(&running.choices[at], update, &mut out);
+                encoder.update(&running.choices[at], update, &mut out);
             }
             if let Some(bytes) = out.take()
                 && sender.send(bytes).await.is_err()
@@ -231,7 +231,7 @@ fn streamed(
                 return;
             }
         }
-        teller.end(&running.choices, &mut out);
+        encoder.end(&running.choices, &mut out);
         if let Some(bytes) = out.take() {
             let _ = sender.send(bytes).await;
         }

@@ -144,7 +144,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connections::{AtWork, Connections};
+    use crate::connections::{Connections, InFlight};
     use std::net::{IpAddr, Ipv4Addr};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_comes_drop_by_drop_is_late() {
+    fn a_slowly_sent_head_times_out() {
         let connection = new_connection();
         let (count, end) = in_runtime(drip(100, &connection));
         assert_eq!(end, Some(io::ErrorKind::TimedOut));
@@ -200,16 +200,16 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_during_an_answer_takes_as_long_as_it_likes() {
+    fn input_during_a_response_has_no_time_limit() {
         let connection = new_connection();
-        let working = AtWork::new(&connection);
+        let working = InFlight::new(&connection);
         assert_eq!(in_runtime(drip(12, &connection)), (12, None));
         drop(working);
         assert!(in_runtime(drip(12, &connection)).1.is_some());
     }
 
     #[test]
-    fn each_head_has_its_own_time_and_waiting_has_none() {
+    fn each_head_has_its_own_timeout_and_idling_has_none() {
         let connection = new_connection();
         let read = in_runtime(async {
             let (mut client, server) = tokio::io::duplex(64);
@@ -221,7 +221,7 @@ mod tests {
                 client.write_all(b"G").await.unwrap();
                 timed.read_exact(&mut byte).await.unwrap();
                 // The head is complete. Answering it takes a while.
-                let working = AtWork::new(&connection);
+                let working = InFlight::new(&connection);
                 tokio::time::sleep(TIME * 2).await;
                 drop(working);
             }
@@ -232,9 +232,9 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_nobody_reads_is_late() {
+    fn an_unread_response_times_out() {
         let connection = new_connection();
-        let working = AtWork::new(&connection);
+        let working = InFlight::new(&connection);
         let (count, end) = in_runtime(async {
             let (mut client, server) = tokio::io::duplex(4);
             let mut timed = Timed::new(server, Arc::clone(&connection), TIMES);

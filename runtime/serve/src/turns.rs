@@ -190,14 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn a_single_owner_has_all_turns() {
+    fn a_single_owner_gets_all_turns() {
         let turns = Turns::new("grammars", 2, 1);
         let turns = [(); 3].map(|()| poll(&mut begin(&turns, 0)));
         assert_eq!(turns.map(|turn| turn.is_some()), [true, true, false]);
     }
 
     #[test]
-    fn whoever_leaves_takes_no_turn() {
+    fn dropped_waiters_take_no_turn() {
         let turns = Turns::new("grammars", 1, 3);
         let first = poll(&mut begin(&turns, 1)).unwrap().unwrap();
         let mut gone = begin(&turns, 1);

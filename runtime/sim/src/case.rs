@@ -1,6 +1,6 @@
 //! A simulation case and its outcome.
 
-use crate::fault::{Faults, Strike};
+use crate::fault::{FaultOccurrence, Faults};
 use std::fmt;
 use std::str::FromStr;
 
@@ -66,7 +66,7 @@ pub struct SimCase {
     /// Maximum number of workload steps.
     pub steps: usize,
     /// Exact list of faults; `None` for faults drawn from the seed.
-    pub strikes: Option<Vec<Strike>>,
+    pub strikes: Option<Vec<FaultOccurrence>>,
 }
 
 impl SimCase {
@@ -131,7 +131,7 @@ impl fmt::Display for SimCase {
             }
         }
         if let Some(strikes) = &self.strikes {
-            let strikes: Vec<_> = strikes.iter().map(Strike::to_string).collect();
+            let strikes: Vec<_> = strikes.iter().map(FaultOccurrence::to_string).collect();
             write!(f, " --faults '{}'", strikes.join(","))?;
         }
         Ok(())
@@ -146,7 +146,7 @@ pub struct CaseOutcome {
     /// Trace hash; equal for equal runs.
     pub hash: u64,
     /// Faults that struck.
-    pub strikes: Vec<Strike>,
+    pub strikes: Vec<FaultOccurrence>,
     /// Trace, if requested.
     pub trace: Option<String>,
     /// Number of workload steps completed.

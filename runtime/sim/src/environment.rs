@@ -2,7 +2,7 @@
 
 use crate::fault::Fault;
 use crate::world::World;
-use samite_core::environment::{Chance, File, Files, Threads};
+use samite_core::environment::{Buggify, File, Files, Threads};
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
@@ -104,10 +104,10 @@ impl Threads for SimThreads {
 
 /// Buggify decisions: rare branches, named like faults.
 #[derive(Debug)]
-pub(crate) struct SimChance(pub Arc<World>);
+pub(crate) struct SimBuggify(pub Arc<World>);
 
-impl Chance for SimChance {
-    fn takes(&self, branch: &str) -> bool {
+impl Buggify for SimBuggify {
+    fn fires(&self, branch: &str) -> bool {
         let fault = branch.parse::<Fault>();
         fault.is_ok_and(|fault| self.0.with(|state| state.faults.strikes(fault)))
     }

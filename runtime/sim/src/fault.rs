@@ -120,27 +120,27 @@ impl FromStr for Fault {
 
 /// A fault at its `occasion`th opportunity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Strike {
+pub struct FaultOccurrence {
     /// Kind of fault.
     pub fault: Fault,
     /// Number of the opportunity, counted from 0.
     pub occasion: u64,
 }
 
-impl fmt::Display for Strike {
+impl fmt::Display for FaultOccurrence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", self.fault, self.occasion)
     }
 }
 
-impl FromStr for Strike {
+impl FromStr for FaultOccurrence {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (fault, occasion) = text
             .split_once('@')
             .ok_or_else(|| format!("'{text}' is not of the form fault@occasion"))?;
-        Ok(Strike {
+        Ok(FaultOccurrence {
             fault: fault.parse()?,
             occasion: occasion
                 .parse()
@@ -156,7 +156,7 @@ enum Source {
     /// and its own random numbers, so leaving out one kind does not affect the others.
     Drawn(Vec<Option<(usize, Rng)>>),
     /// Exactly these.
-    Listed(BTreeSet<Strike>),
+    Listed(BTreeSet<FaultOccurrence>),
 }
 
 /// Decides at each opportunity whether a fault strikes, and counts.
@@ -166,7 +166,7 @@ pub(crate) struct Faults {
     /// Opportunities so far, by kind.
     occasions: Vec<u64>,
     /// Faults that struck.
-    struck: Vec<Strike>,
+    struck: Vec<FaultOccurrence>,
     /// No fault strikes while this is off.
     pub armed: bool,
     /// Number of harmful drawn faults that may still strike while armed: a run in which everything
@@ -180,15 +180,15 @@ impl Faults {
         let mut rng = Rng::new(seed);
         let kinds = Fault::ALL.iter().map(|&fault| {
             let seed = rng.bits();
-            let chance = rng.pick(&[2, 5, 20, 60]);
+            let buggify = rng.pick(&[2, 5, 20, 60]);
             rng.one_in(4)
-                .then(|| (chance, Rng::new(seed ^ fault as u64)))
+                .then(|| (buggify, Rng::new(seed ^ fault as u64)))
         });
         Faults::from(Source::Drawn(kinds.collect()))
     }
 
     /// Injects exactly these faults.
-    pub fn listed(strikes: &[Strike]) -> Self {
+    pub fn listed(strikes: &[FaultOccurrence]) -> Self {
         Faults::from(Source::Listed(strikes.iter().copied().collect()))
     }
 
@@ -203,7 +203,7 @@ impl Faults {
     }
 
     /// Returns the faults that struck so far.
-    pub fn struck(&self) -> &[Strike] {
+    pub fn struck(&self) -> &[FaultOccurrence] {
         &self.struck
     }
 
@@ -215,12 +215,12 @@ impl Faults {
         let kind = fault as usize;
         let occasion = self.occasions[kind];
         self.occasions[kind] += 1;
-        let strike = Strike { fault, occasion };
+        let strike = FaultOccurrence { fault, occasion };
         let strikes = match &mut self.source {
             Source::Drawn(_) if self.left == 0 && !fault.is_harmless() => false,
             Source::Drawn(kinds) => kinds[kind]
                 .as_mut()
-                .is_some_and(|(chance, rng)| rng.one_in(*chance)),
+                .is_some_and(|(buggify, rng)| rng.one_in(*buggify)),
             Source::Listed(strikes) => strikes.contains(&strike),
         };
         if strikes {
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_struck_strikes_again_from_a_list() {
+    fn recorded_faults_replay_from_a_list() {
         let all = |faults: &mut Faults| {
             faults.armed = true;
             for _ in 0..50 {
@@ -254,12 +254,12 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_fault_has_a_name_that_is_read_again() {
+    fn fault_names_round_trip() {
         for &fault in Fault::ALL {
-            let strike = Strike { fault, occasion: 7 };
+            let strike = FaultOccurrence { fault, occasion: 7 };
             assert_eq!(strike.to_string().parse(), Ok(strike));
         }
-        assert!("lose".parse::<Strike>().is_err());
-        assert!("nothing@3".parse::<Strike>().is_err());
+        assert!("lose".parse::<FaultOccurrence>().is_err());
+        assert!("nothing@3".parse::<FaultOccurrence>().is_err());
     }
 }

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A graph on the simulated machine and on one device, with its stored tensors on both.
-struct Twin {
+struct GraphPair {
     seed: u64,
     nodes: usize,
     simulated: RandomGraph,
@@ -72,7 +72,7 @@ fn memory_of(
     device.buffer_type().allocate(size, usage)
 }
 
-impl Twin {
+impl GraphPair {
     fn new(
         seed: u64,
         nodes: usize,
@@ -82,7 +82,7 @@ impl Twin {
         let (simulated, stored) = graph_in(seed, nodes, allocate)?;
         let allocate = |size, usage| alone.allocate(size, usage);
         let (alone, stored_alone) = graph_in(seed, nodes, allocate)?;
-        Ok(Twin {
+        Ok(GraphPair {
             seed,
             nodes,
             simulated,
@@ -189,7 +189,7 @@ fn watch(
 }
 
 /// An application's action.
-enum Deed {
+enum ClientAction {
     Run {
         /// Consecutive runs before results are read.
         runs: Vec<Inputs>,
@@ -210,16 +210,16 @@ struct Extras {
     traces: bool,
 }
 
-impl Deed {
+impl ClientAction {
     fn draw(rng: &mut Rng, graph: &RandomGraph) -> Self {
         if rng.one_in(4) {
-            return Deed::Watch(inputs(graph, rng), rng.bits());
+            return ClientAction::Watch(inputs(graph, rng), rng.bits());
         }
         let count = 1 + rng.below(4);
         let runs = (0..count).map(|_| inputs(graph, rng)).collect();
         let is_left = rng.one_in(3);
         let last = is_left.then(|| inputs(graph, rng));
-        Deed::Run { runs, last }
+        ClientAction::Run { runs, last }
     }
 
     fn perform(
@@ -231,7 +231,7 @@ impl Deed {
         is_running: &mut bool,
     ) -> Result<Vec<Vec<u8>>> {
         match self {
-            Deed::Run { runs, last } => {
+            ClientAction::Run { runs, last } => {
                 for inputs in runs {
                     run_one(scheduler, inputs, is_running, |all| all.run(cancel))?;
                 }
@@ -241,7 +241,7 @@ impl Deed {
                 }
                 Ok(values)
             }
-            Deed::Watch(inputs, seed) => {
+            ClientAction::Watch(inputs, seed) => {
                 let wants = |id: TensorId| Rng::new(seed ^ id.index() as u64).one_in(3);
                 // Copies between devices have no counterpart in the twin.
                 let wants = |id: TensorId| id.index() < graph.graph.len() && wants(id);
@@ -257,7 +257,7 @@ struct Application<'a> {
     options: Options,
     scheduler: Option<Scheduler>,
     alone: Scheduler,
-    twins: Vec<Twin>,
+    twins: Vec<GraphPair>,
     /// True if the last attempt failed within a run.
     failed_in_run: bool,
     rng: Rng,
@@ -280,7 +280,7 @@ pub(crate) fn play(
         .map(|_| {
             let mut places = Rng::new(rng.bits());
             let any = |size, usage| memory_of(&machine, &mut places, size, usage);
-            Twin::new(rng.bits(), case.nodes, &memory, any)
+            GraphPair::new(rng.bits(), case.nodes, &memory, any)
         })
         .collect::<Result<Vec<_>>>()
         .map_err(broken)?;
@@ -322,7 +322,7 @@ impl Application<'_> {
     /// Performs an action on a graph: first with faults, then again without faults if it failed.
     /// Returns false if the machine cannot run the graph.
     fn step(&mut self, twin: usize) -> Result<bool, String> {
-        let deed = Deed::draw(&mut self.rng, &self.twins[twin].alone);
+        let deed = ClientAction::draw(&mut self.rng, &self.twins[twin].alone);
         let [forgets, reserves, traces] = [4, 4, 4].map(|n| self.rng.one_in(n));
         let extras = Extras {
             forgets,
@@ -371,7 +371,7 @@ impl Application<'_> {
     fn attempt(
         &mut self,
         twin: usize,
-        deed: &Deed,
+        deed: &ClientAction,
         extras: Extras,
         cancel: &CancelToken,
     ) -> Result<Vec<Vec<u8>>> {
@@ -400,11 +400,11 @@ impl Application<'_> {
         let values = deed.perform(scheduler, graph, &outputs, cancel, is_running)?;
         scheduler.finish_trace();
         // A run that is not awaited would report its cancellation later.
-        if !matches!(deed, Deed::Run { last: Some(_), .. }) || cancel.is_cancelled() {
+        if !matches!(deed, ClientAction::Run { last: Some(_), .. }) || cancel.is_cancelled() {
             scheduler.synchronize()?;
         }
         let plan = scheduler.current_plan()?;
-        if let Deed::Run { runs, last } = deed {
+        if let ClientAction::Run { runs, last } = deed {
             let runs = runs.len() + usize::from(last.is_some());
             spent.check(runs, scheduler, plan, &self.machine.world);
         }
@@ -418,7 +418,7 @@ impl Application<'_> {
     fn expect(
         &mut self,
         twin: usize,
-        deed: &Deed,
+        deed: &ClientAction,
         outputs: &[TensorId],
     ) -> Result<Vec<Vec<u8>>, String> {
         let graph = &self.twins[twin].alone;

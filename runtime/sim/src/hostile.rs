@@ -16,7 +16,7 @@ const MAX_KNOWN: usize = 48;
 const DISTANCE: u64 = 1 << 40;
 
 /// An action of a hostile client.
-pub(crate) enum Deed {
+pub(crate) enum ClientAction {
     /// A new client connects and sends these bytes.
     Come(Vec<u8>),
     /// The hostile client with this index sends these bytes.
@@ -63,25 +63,25 @@ impl Hostile {
     }
 
     /// Returns the next action, if any, of `there` connected clients.
-    pub fn next(&mut self, there: usize) -> Option<Deed> {
+    pub fn next(&mut self, there: usize) -> Option<ClientAction> {
         let seldom = self.seldom?;
         if self.left == 0 || !self.rng.one_in(seldom) {
             return None;
         }
         self.left -= 1;
         if there == 0 || there < 2 && self.rng.one_in(6) {
-            return Some(Deed::Come(self.look_around()));
+            return Some(ClientAction::Come(self.look_around()));
         }
         let which = self.rng.below(there);
         Some(match self.rng.below(24) {
-            0 => Deed::Leave(which),
-            1 => Deed::Cut(which),
+            0 => ClientAction::Leave(which),
+            1 => ClientAction::Cut(which),
             2 => {
                 let len = self.rng.below(64);
-                Deed::Say(which, (0..len).map(|_| self.rng.bits() as u8).collect())
+                ClientAction::Say(which, (0..len).map(|_| self.rng.bits() as u8).collect())
             }
-            3..9 => Deed::Say(which, self.repeat()),
-            _ => Deed::Say(which, self.ask()),
+            3..9 => ClientAction::Say(which, self.repeat()),
+            _ => ClientAction::Say(which, self.ask()),
         })
     }
 

@@ -59,7 +59,7 @@ use trace::Trace;
 use tracing::subscriber::NoSubscriber;
 use world::World;
 
-pub use fault::{Fault, Strike};
+pub use fault::{Fault, FaultOccurrence};
 pub use search::{CaseFailure, Search, Summary, shrink};
 
 /// Runs a case. Keeps its trace if `keeps_trace`.

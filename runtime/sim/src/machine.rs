@@ -2,7 +2,7 @@
 
 use crate::clock::SimClock;
 use crate::device::{SimDevice, SimOptions};
-use crate::environment::{SimChance, SimFiles, SimThreads};
+use crate::environment::{SimBuggify, SimFiles, SimThreads};
 use crate::world::World;
 use samite_core::{BufferType, Device, DeviceKind, Environment};
 use samite_testing::{RANDOM_GRAPH_OPS, Rng};
@@ -91,7 +91,7 @@ impl Machine {
             clock: Arc::new(SimClock::new(&self.world)),
             files: Arc::new(SimFiles::new(&self.world, files)),
             threads: Arc::new(SimThreads::new(&self.world, 3)),
-            chance: Arc::new(SimChance(Arc::clone(&self.world))),
+            buggify: Arc::new(SimBuggify(Arc::clone(&self.world))),
             ..Environment::system()
         }
     }

@@ -29,7 +29,7 @@ enum Call {
     Decode(Vec<(u32, i32, u32, bool)>),
     Remove(usize, i32, i32),
     Copy(usize, usize),
-    Keep(usize),
+    KeepAlive(usize),
     Shift(usize, i32, i32),
     Clear,
     /// Sets the adapter's scale; `None` removes the adapter.
@@ -47,7 +47,7 @@ impl Call {
                 Call::Remove(sequence, first, first + 1 + rng.below(6) as i32)
             }
             1 => Call::Copy(sequence, rng.below(SEQUENCES)),
-            2 if rng.one_in(3) => Call::Keep(sequence),
+            2 if rng.one_in(3) => Call::KeepAlive(sequence),
             3 | 4 => Call::Shift(
                 sequence,
                 rng.below(last.max(0) as usize + 1) as i32,
@@ -85,7 +85,7 @@ impl Call {
             }
             &Call::Remove(sequence, first, end) => context.remove(sequence, first..end)?,
             &Call::Copy(from, to) => context.copy(from, to, ..)?,
-            &Call::Keep(sequence) => context.keep(sequence)?,
+            &Call::KeepAlive(sequence) => context.keep(sequence)?,
             &Call::Shift(sequence, first, delta) => context.shift(sequence, first.., delta)?,
             Call::Clear => context.clear()?,
             Call::Adapter(share) => {
@@ -117,7 +117,7 @@ impl Positions {
                 self.0[*sequence].retain(|position| !(first..end).contains(&position));
             }
             &Call::Copy(from, to) => self.0[to] = self.0[from].clone(),
-            &Call::Keep(kept) => {
+            &Call::KeepAlive(kept) => {
                 let others = (0..SEQUENCES).filter(|&other| other != kept);
                 others.for_each(|other| self.0[other].clear());
             }

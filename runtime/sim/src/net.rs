@@ -6,8 +6,8 @@
 //! order. It may be late, or be lost together with everything after it; connections may be cut, and
 //! the server may restart.
 
-use crate::fault::{Fault, Strike};
-use crate::hostile::{Deed, Hostile};
+use crate::fault::{Fault, FaultOccurrence};
+use crate::hostile::{ClientAction, Hostile};
 use crate::served::FAR;
 use crate::world::{Time, World};
 use samite_core::environment::{Clock, Connection, Listener, Network};
@@ -135,7 +135,7 @@ impl Net {
 
     /// Returns the number of clock jumps so far.
     fn jumps(&self) -> usize {
-        let is_jump = |strike: &&Strike| strike.fault == Fault::ClockJump;
+        let is_jump = |strike: &&FaultOccurrence| strike.fault == Fault::ClockJump;
         let jumps =
             |state: &mut crate::world::WorldState| state.struck().iter().filter(is_jump).count();
         self.world.with(jumps)
@@ -375,16 +375,16 @@ impl Net {
         };
         drop(state);
         match deed {
-            Deed::Come(bytes) => {
+            ClientAction::Come(bytes) => {
                 let line = self.open(None);
                 self.put(line, false, &bytes);
             }
-            Deed::Say(which, bytes) => self.put(open[which], false, &bytes),
-            Deed::Leave(which) => {
+            ClientAction::Say(which, bytes) => self.put(open[which], false, &bytes),
+            ClientAction::Leave(which) => {
                 let now = self.world.now();
                 self.lock().plan(open[which], now, 0, Event::ClientLeft);
             }
-            Deed::Cut(which) => self.cut(open[which]),
+            ClientAction::Cut(which) => self.cut(open[which]),
         }
     }
 

@@ -16,7 +16,7 @@ use samite_llm::{
     Adapter, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule, ScaledAdapter,
 };
 use samite_requests::{
-    CacheWish, Drafter, Engine, EngineOptions, Event, Reader, Reason, Request, Shift,
+    CacheOptions, Drafter, Engine, EngineOptions, Event, Reader, Reason, Request, Shift,
 };
 use samite_testing::Rng;
 use samite_text::SamplerParams;
@@ -30,12 +30,12 @@ const MAX_STEPS: usize = 20_000;
 
 /// A request with its adapters: their indices and scales.
 #[derive(Clone, Debug)]
-struct Wish {
+struct SimRequest {
     request: Request,
     adapters: Option<Vec<(usize, f32)>>,
 }
 
-impl Wish {
+impl SimRequest {
     fn draw(rng: &mut Rng) -> Self {
         let base = rng.below(3) as u32;
         let shared = rng.below(75);
@@ -65,17 +65,17 @@ impl Wish {
                 ..SamplerParams::default()
             },
             ignore_end: rng.one_in(2),
-            cache: CacheWish {
+            cache: CacheOptions {
                 reuse: !rng.one_in(6),
                 keep: !rng.one_in(6),
                 salt: if rng.one_in(8) { 7 } else { 0 },
             },
             priority: i32::from(rng.one_in(6)),
-            outbox: 1 + rng.below(6),
+            event_queue: 1 + rng.below(6),
             owner: prompt.len() as u64 % 3,
             ..Request::new(prompt)
         };
-        Wish { request, adapters }
+        SimRequest { request, adapters }
     }
 
     /// Enables context shift for some requests: a full context discards a part of its text and
@@ -133,7 +133,7 @@ impl Wish {
 /// Outcome of a request.
 struct TrackedRequest {
     id: u64,
-    wish: Wish,
+    wish: SimRequest,
     reader: Option<Reader>,
     tokens: Vec<u32>,
     end: Option<Result<Reason, String>>,
@@ -171,7 +171,7 @@ impl TrackedRequest {
 }
 
 /// Returns a request's result alone on one plain device.
-fn alone(known: &KnownForRequests, wish: &Wish) -> Result<(Vec<u32>, Reason), String> {
+fn alone(known: &KnownForRequests, wish: &SimRequest) -> Result<(Vec<u32>, Reason), String> {
     let text = |error: Error| error.to_string();
     let options = EngineOptions {
         slots: 1,
@@ -347,7 +347,7 @@ pub(crate) fn play(
         adapters,
     } = served;
     let count = (3 + rng.below(6)).min(case.steps);
-    let mut waiting: Vec<Wish> = (0..count).map(|_| Wish::draw(&mut rng)).collect();
+    let mut waiting: Vec<SimRequest> = (0..count).map(|_| SimRequest::draw(&mut rng)).collect();
     let mut shifts = Rng::new(case.seed_for(6));
     for wish in &mut waiting {
         wish.draw_shift(&mut shifts);
@@ -365,7 +365,7 @@ pub(crate) fn play(
         .iter()
         .any(|answer| matches!(answer.end, Some(Err(_))))
     {
-        let mut again: Vec<Wish> = answers.iter().map(|answer| answer.wish.clone()).collect();
+        let mut again: Vec<SimRequest> = answers.iter().map(|answer| answer.wish.clone()).collect();
         for wish in &mut again {
             wish.request.cache.reuse = true;
         }
@@ -396,7 +396,7 @@ impl Serve<'_> {
     /// and some requests are cancelled.
     fn all(
         &mut self,
-        waiting: &mut Vec<Wish>,
+        waiting: &mut Vec<SimRequest>,
         rng: &mut Rng,
         with_faults: bool,
     ) -> Result<Vec<TrackedRequest>, String> {
@@ -510,7 +510,7 @@ fn is_empty(engine: &mut Engine, options: &EngineOptions) -> Result<(), String> 
     if view.kept > options.kept {
         return Err(format!("{} texts are kept, of {}", view.kept, options.kept));
     }
-    engine.forget_kept();
+    engine.clear_prefix_cache();
     let contexts = [
         Some(engine.context()),
         engine.drafter().map(Drafter::context),

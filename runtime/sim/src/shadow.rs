@@ -5,7 +5,7 @@
 //! shadow compares vector clocks, not the times at which work happened to run, so a missing wait is
 //! detected even if the work finished in time.
 
-use crate::time::{Stamp, VectorClock};
+use crate::time::{VectorClock, WorkId};
 use samite_core::MemoryId;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub(crate) struct MemoryAccess {
 /// Work that accessed bytes, for messages.
 #[derive(Clone, Debug)]
 struct Touched {
-    by: Stamp,
+    by: WorkId,
     who: Arc<str>,
 }
 
@@ -44,13 +44,13 @@ struct Segment {
 
 /// History of one memory, by the first byte of each segment.
 #[derive(Debug, Default)]
-struct Past(BTreeMap<usize, Segment>);
+struct AccessHistory(BTreeMap<usize, Segment>);
 
 /// History of all memories.
 #[derive(Debug, Default)]
-pub(crate) struct Shadow(BTreeMap<MemoryId, Past>);
+pub(crate) struct Shadow(BTreeMap<MemoryId, AccessHistory>);
 
-impl Past {
+impl AccessHistory {
     /// Splits segments at the ends of `bytes` and adds new ones where there was no history.
     fn cut(&mut self, bytes: &Range<usize>) {
         for at in [bytes.start, bytes.end] {
@@ -115,7 +115,7 @@ impl Shadow {
     pub fn touch(
         &mut self,
         access: &MemoryAccess,
-        by: Stamp,
+        by: WorkId,
         who: &Arc<str>,
         clock: &VectorClock,
     ) -> Result<(), String> {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn conflicts_without_an_order_are_found_byte_by_byte() {
+    fn unordered_conflicts_are_found_byte_by_byte() {
         let mut lanes = Lanes::new();
         lanes.touch(0, 0..8, true).unwrap();
         lanes.touch(1, 8..16, true).unwrap();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_need_no_order_among_themselves_but_all_come_before_a_write() {
+    fn reads_need_no_mutual_order_but_precede_writes() {
         let mut lanes = Lanes::new();
         for lane in 0..3 {
             lanes.touch(lane, 0..4, false).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_wrote_may_not_be_read_where_that_matters() {
+    fn reads_of_undefined_memory_are_detected() {
         let mut lanes = Lanes::new();
         lanes.touch(0, 0..4, false).unwrap();
         let memory = lanes.memory;

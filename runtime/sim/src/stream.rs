@@ -6,7 +6,7 @@ use crate::memory::{access, bytes_of};
 use crate::shadow::MemoryAccess;
 use crate::world::{Does, Effect, StreamPoint, StreamStep, Time, World};
 use samite_core::{
-    Device, Error, Event, Node, Op, Placed, Prepared, Result, RunControl, Stream, TensorId,
+    Device, Error, Event, Node, Op, PlacedGraph, Prepared, Result, RunControl, Stream, TensorId,
     TensorRef,
 };
 use std::any::Any;
@@ -115,7 +115,7 @@ impl SimStream {
         }
     }
 
-    fn bind(&self, work: &Placed<'_>, node: Node<'_>) -> Result<BoundNode> {
+    fn bind(&self, work: &PlacedGraph<'_>, node: Node<'_>) -> Result<BoundNode> {
         self.device.check_truth(node)?;
         let tensor = node.tensor();
         let written = tensor.op.written_sources();
@@ -154,7 +154,7 @@ impl SimStream {
             .map(|place| place.as_ref().map(bytes_of).transpose());
         let places = places.collect::<Result<Vec<_>>>()?;
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        let prepared = kernels.prepare(Placed {
+        let prepared = kernels.prepare(PlacedGraph {
             graph: work.graph,
             nodes: &[node.id()],
             places: &places,
@@ -214,7 +214,7 @@ impl Stream for SimStream {
         &*self.device
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         self.call("prepare", Some(Fault::Prepare))?;
         work.check()?;
         if let Some(compiled) = work.compiled {

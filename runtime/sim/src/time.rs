@@ -9,7 +9,7 @@ pub(crate) const HOST: LaneIndex = 0;
 
 /// Identifies a work item: item number `tick` of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stamp {
+pub(crate) struct WorkId {
     pub lane: LaneIndex,
     pub tick: u64,
 }
@@ -21,12 +21,12 @@ pub(crate) struct VectorClock(Vec<u64>);
 
 impl VectorClock {
     /// Starts the next work item of `lane`.
-    pub fn tick(&mut self, lane: LaneIndex) -> Stamp {
+    pub fn tick(&mut self, lane: LaneIndex) -> WorkId {
         if self.0.len() <= lane {
             self.0.resize(lane + 1, 0);
         }
         self.0[lane] += 1;
-        Stamp {
+        WorkId {
             lane,
             tick: self.0[lane],
         }
@@ -43,7 +43,7 @@ impl VectorClock {
     }
 
     /// Returns whether the work item is known to be finished.
-    pub fn knows(&self, stamp: Stamp) -> bool {
+    pub fn knows(&self, stamp: WorkId) -> bool {
         self.0
             .get(stamp.lane)
             .is_some_and(|&tick| tick >= stamp.tick)
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_knows_its_own_work_and_what_it_learnt() {
+    fn a_vector_clock_knows_its_own_and_joined_work() {
         let (mut host, mut stream) = (VectorClock::default(), VectorClock::default());
         let first = stream.tick(3);
         assert!(stream.knows(first));

@@ -6,9 +6,9 @@
 //! with the smallest time. Times are drawn from the seed, so the same seed gives the same run, and
 //! another seed gives another order of events that hardware could also produce.
 
-use crate::fault::{Fault, Faults, Strike};
+use crate::fault::{Fault, FaultOccurrence, Faults};
 use crate::shadow::{MemoryAccess, Shadow};
-use crate::time::{HOST, Stamp, VectorClock};
+use crate::time::{HOST, VectorClock, WorkId};
 use crate::trace::Trace;
 use samite_core::{CancelToken, Error, Location, Result};
 use samite_testing::Rng;
@@ -94,7 +94,7 @@ struct DeviceState {
 
 /// Existing buffers of a memory, identified by its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Live {
+pub(crate) struct LiveBuffers {
     pub buffers: usize,
     pub bytes: usize,
     /// Bytes of buffers for intermediate results.
@@ -124,7 +124,7 @@ pub(crate) struct WorldState {
     /// True if reading unwritten bytes yields zeros instead of being a bug. A server still executes
     /// commands that follow a failed one, although no client uses their results.
     pub is_zeroed: bool,
-    live: BTreeMap<String, Live>,
+    live: BTreeMap<String, LiveBuffers>,
     pub faults: Faults,
     pub trace: Trace,
     violations: Vec<String>,
@@ -419,7 +419,13 @@ impl WorldState {
         effect()
     }
 
-    fn touch(&mut self, accesses: &[MemoryAccess], by: Stamp, who: &Arc<str>, clock: &VectorClock) {
+    fn touch(
+        &mut self,
+        accesses: &[MemoryAccess],
+        by: WorkId,
+        who: &Arc<str>,
+        clock: &VectorClock,
+    ) {
         for access in accesses {
             if let Err(mistake) = self.shadow.touch(access, by, who, clock) {
                 self.violate(mistake);
@@ -657,7 +663,7 @@ impl WorldState {
     }
 
     /// Returns the existing buffers, by name of their memory.
-    pub fn live(&self) -> impl Iterator<Item = (&str, Live)> {
+    pub fn live(&self) -> impl Iterator<Item = (&str, LiveBuffers)> {
         let live = self.live.iter().filter(|(_, live)| live.buffers > 0);
         live.map(|(name, live)| (name.as_str(), *live))
     }
@@ -674,7 +680,7 @@ impl WorldState {
     }
 
     /// Returns the faults that struck so far.
-    pub fn struck(&self) -> &[Strike] {
+    pub fn struck(&self) -> &[FaultOccurrence] {
         self.faults.struck()
     }
 }

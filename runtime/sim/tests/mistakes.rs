@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn every_mistake_says_what_is_wrong_and_applies() {
+fn every_planted_bug_is_described_and_applies() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let has_git = Command::new("git").arg("--version").output().is_ok();
     if !root.join(".git").exists() || !has_git {

@@ -43,7 +43,7 @@ fn seeds_pass() {
 }
 
 #[test]
-fn cases_that_once_failed_pass() {
+fn regression_cases_pass() {
     let mut count = 0;
     for line in include_str!("../seeds.txt").lines() {
         let Some((case, found)) = line.split_once('#') else {
@@ -67,7 +67,7 @@ fn cases_that_once_failed_pass() {
 }
 
 #[test]
-fn a_case_is_the_same_every_time_and_on_any_number_of_threads() {
+fn cases_are_reproducible_on_any_thread_count() {
     let search = |threads| {
         let search = Search {
             threads,
@@ -87,7 +87,7 @@ fn a_case_is_the_same_every_time_and_on_any_number_of_threads() {
 }
 
 #[test]
-fn faults_that_are_listed_strike_and_no_others() {
+fn only_listed_faults_strike() {
     let mut differing = 0;
     for seed in 0..60 {
         let drawn = run(&SimCase::new(seed), false);
@@ -109,7 +109,7 @@ fn faults_that_are_listed_strike_and_no_others() {
 }
 
 #[test]
-fn every_workload_meets_faults_of_its_own() {
+fn every_workload_triggers_its_own_faults() {
     for (workload, fault) in [
         (Workload::Graphs, Fault::Import),
         (Workload::Models, Fault::ReadFile),

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn decoding() {
+    fn byte_level_decoding() {
         assert_eq!(
             decode("Ġé".as_bytes()).as_deref(),
             Some([b' ', 0xE9].as_slice())

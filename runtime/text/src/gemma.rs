@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_cut_where_nothing_goes_on_into_a_space() {
+    fn lines_split_before_spaces_that_no_token_crosses() {
         let mut marked = [false; 256];
         bytes_before_spaces("b\u{2581}a\u{2581}\u{2581}".as_bytes(), &mut marked);
         bytes_before_spaces("\u{2581}\u{2581}c".as_bytes(), &mut marked);

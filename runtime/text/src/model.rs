@@ -29,7 +29,7 @@ pub(crate) enum Model {
 
 /// Defaults of a kind of tokenizer for what it adds to a text.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Habits {
+pub(crate) struct SpecialTokenDefaults {
     pub add_bos: bool,
     pub add_eos: bool,
     pub add_sep: bool,
@@ -40,12 +40,15 @@ pub(crate) struct Habits {
 }
 
 impl Model {
-    pub(crate) fn new(vocab: &Vocab, data: &VocabData) -> Result<(Self, Habits), VocabError> {
-        let habits = Habits::default();
+    pub(crate) fn new(
+        vocab: &Vocab,
+        data: &VocabData,
+    ) -> Result<(Self, SpecialTokenDefaults), VocabError> {
+        let habits = SpecialTokenDefaults::default();
         let pre = data.pre.as_deref().filter(|name| !name.is_empty());
         Ok(match data.model {
             TokenizerModel::Llama => {
-                let habits = Habits {
+                let habits = SpecialTokenDefaults {
                     add_bos: true,
                     add_space_prefix: data.add_space_prefix.unwrap_or(true),
                     ..habits
@@ -83,7 +86,7 @@ impl Model {
                 )
             }
             TokenizerModel::Bert => {
-                let habits = Habits {
+                let habits = SpecialTokenDefaults {
                     add_bos: true,
                     always_bos: true,
                     add_sep: true,
@@ -95,7 +98,7 @@ impl Model {
             }
             TokenizerModel::T5 => {
                 let ugm = Ugm::new(vocab, data)?;
-                let habits = Habits {
+                let habits = SpecialTokenDefaults {
                     add_eos: true,
                     add_space_prefix: ugm.adds_space(),
                     ..habits
@@ -186,12 +189,12 @@ impl Model {
     }
 }
 
-fn of_bpe(settings: Settings) -> Habits {
-    Habits {
+fn of_bpe(settings: Settings) -> SpecialTokenDefaults {
+    SpecialTokenDefaults {
         add_bos: settings.add_bos,
         always_bos: settings.always_bos,
         add_sep: settings.add_sep,
-        ..Habits::default()
+        ..SpecialTokenDefaults::default()
     }
 }
 

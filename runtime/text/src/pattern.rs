@@ -33,7 +33,7 @@ pub(crate) struct Pattern {
 /// example over all white space in search of a line break. If they repeated that from each
 /// position, time would be quadratic in the length of the text.
 #[derive(Debug, Default)]
-struct Barren {
+struct DeadEnds {
     known: HashSet<(usize, u32)>,
     /// Positions and states of the current attempt.
     passed: Vec<(usize, u32)>,
@@ -56,7 +56,7 @@ impl Pattern {
     /// Calls `emit` for each match in `text`, from left to right, and for the text between matches.
     /// Joined, the pieces are the original text.
     pub(crate) fn split<'t>(&self, text: &'t str, emit: &mut dyn FnMut(&'t str)) {
-        let mut barren = Barren::default();
+        let mut barren = DeadEnds::default();
         let (mut start, mut position) = (0, 0);
         while position < text.len() {
             match self.match_at(text, position, &mut barren) {
@@ -91,7 +91,7 @@ impl Pattern {
 
     /// Returns the end of the match that starts at `position`. An empty match does not count.
     #[inline]
-    fn match_at(&self, text: &str, position: usize, barren: &mut Barren) -> Option<usize> {
+    fn match_at(&self, text: &str, position: usize, barren: &mut DeadEnds) -> Option<usize> {
         let bytes = text.as_bytes();
         let mut state = START;
         let mut at = position;
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn order_of_alternatives_decides() {
+    fn the_first_matching_alternative_wins() {
         assert_eq!(split("a|ab", "abab"), ["a", "b", "a", "b"]);
         assert_eq!(split("ab|a", "aba"), ["ab", "a"]);
         assert_eq!(split("(?:a|ab)(?:c|bcd)", "abcd"), ["abcd"]);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_subset_is_refused() {
+    fn unsupported_expressions_are_refused() {
         for bad in [
             "(",
             "a)",
@@ -215,7 +215,7 @@ mod tests {
 
     /// Tests each character of every plane, alone and after another one.
     #[test]
-    fn classes_are_those_of_unicode() {
+    fn character_classes_match_unicode() {
         let classes = [
             r"\s",
             r"\S",
@@ -240,7 +240,7 @@ mod tests {
             let mut buffer = [0; 4];
             for c in '\0'..=char::MAX {
                 let text = &*c.encode_utf8(&mut buffer);
-                let found = pattern.match_at(text, 0, &mut Barren::default());
+                let found = pattern.match_at(text, 0, &mut DeadEnds::default());
                 assert_eq!(
                     found.is_some(),
                     regex.is_match(text).unwrap(),
@@ -254,7 +254,7 @@ mod tests {
     const LINEAR: Duration = Duration::from_secs(100);
 
     #[test]
-    fn reading_ahead_takes_linear_time() {
+    fn lookahead_takes_linear_time() {
         let blank = " ".repeat(1 << 19);
         let cases = [
             (r"\s+$", format!("{blank}x")),
@@ -305,7 +305,7 @@ mod tests {
     proptest! {
         /// Long enough that lookahead is recorded.
         #[test]
-        fn reading_ahead_changes_nothing(
+        fn lookahead_matches_a_backtracking_engine(
             expression in expression(),
             runs in prop::collection::vec(("(a|ab|b|bc|a )", 1usize..200), 1..5),
         ) {
@@ -321,7 +321,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
         #[test]
-        fn matches_are_those_of_a_backtracking_engine(expression in expression(),
+        fn matches_equal_those_of_a_backtracking_engine(expression in expression(),
             text in "[abc é]{0,80}") {
             // Engines differ in where they continue after an empty match.
             let regex = fancy_regex::Regex::new(&expression).unwrap();

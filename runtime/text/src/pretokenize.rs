@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_and_case() {
+    fn combining_marks_and_capitals_split_words() {
         // A combining acute accent ends a word for Qwen2 and not for Qwen3.5.
         assert_eq!(split("qwen2", "e\u{301}te"), ["e", "\u{301}te"]);
         assert_eq!(split("qwen35", "e\u{301}te"), ["e\u{301}te"]);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_in_turn() {
+    fn passes_apply_in_sequence() {
         assert_eq!(split("starcoder", "a 12 b"), ["a", " ", "1", "2", " b"]);
         assert_eq!(split("falcon", "a=`1234"), ["a", "=`", "123", "4"]);
         assert_eq!(
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn digits_from_the_right() {
+    fn digits_are_grouped_from_the_right() {
         assert_eq!(split("tiny_aya", "1234567"), ["1", "234", "567"]);
         assert_eq!(split("tiny_aya", "1234x"), ["123", "4", "x"]);
         assert_eq!(split("afmoe", "a1234b"), ["a", "1", "234", "b"]);
@@ -298,7 +298,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn words_are_those_of_a_backtracking_engine(texts in prop::collection::vec(text(), 16)) {
+        fn words_match_a_backtracking_engine(texts in prop::collection::vec(text(), 16)) {
             for family in names::families() {
                 let regexes: Vec<Regex> = family
                     .passes

@@ -30,7 +30,7 @@ pub use rng::{Generator, Rng};
 pub use stage::Stage;
 
 use crate::tokenizer::Tokenizer;
-use chain::{Chain, Need};
+use chain::{CandidateNeed, Chain};
 use std::sync::Arc;
 
 /// Samples tokens from logits with a chain of [stages](Stage). The stages are llama.cpp's, in its
@@ -190,36 +190,36 @@ impl Sampler {
         Ok(is_allowed)
     }
 
-    /// Returns the k whose top-k suffices to [sample](Self::sample_likeliest) with the result of
+    /// Returns the k whose top-k suffices to [sample](Self::sample_top_k) with the result of
     /// [`sample`](Self::sample), or `None` if all logits are needed.
-    pub fn enough(&mut self) -> Option<usize> {
+    pub fn required_top_k(&mut self) -> Option<usize> {
         if !self.params.logit_bias.is_empty() {
             return None;
         }
-        let count = self.chain.likeliest()?;
+        let count = self.chain.device_top_k()?;
         // None of these can be chosen, even if all are in the top-k.
         count.checked_add(self.suppressed.len())
     }
 
     /// Samples like [`sample`](Self::sample) from a vocabulary of `count` tokens, with only the
-    /// logits of the top-k, where k is [`enough`](Self::enough). If k is 1, its logit may be any
-    /// number. Returns `None` if not all logits are numbers, or if the constraint rejects the
-    /// choice; then the caller must call [`sample`](Self::sample) with all logits.
+    /// logits of the top-k, where k is [`required_top_k`](Self::required_top_k). If k is 1, its
+    /// logit may be any number. Returns `None` if not all logits are numbers, or if the constraint
+    /// rejects the choice; then the caller must call [`sample`](Self::sample) with all logits.
     ///
     /// # Errors
     /// Fails like [`sample`](Self::sample).
-    pub fn sample_likeliest(
+    pub fn sample_top_k(
         &mut self,
-        likeliest: &[(u32, f32)],
+        top_tokens: &[(u32, f32)],
         count: usize,
     ) -> Result<Option<u32>, SamplerError> {
         let is_enough = self
-            .enough()
-            .is_some_and(|enough| likeliest.len() >= enough && enough > 0);
-        if !is_enough || !likeliest.iter().all(|(_, logit)| logit.is_finite()) {
+            .required_top_k()
+            .is_some_and(|required_top_k| top_tokens.len() >= required_top_k && required_top_k > 0);
+        if !is_enough || !top_tokens.iter().all(|(_, logit)| logit.is_finite()) {
             return Ok(None);
         }
-        let candidates = likeliest.iter().map(|&(id, logit)| Candidate {
+        let candidates = top_tokens.iter().map(|&(id, logit)| Candidate {
             id,
             logit,
             probability: 0.0,
@@ -295,10 +295,12 @@ impl Sampler {
         // Whatever happens to the changed ones, the most probable of the others are loaded.
         let loaded = changed.len() <= MAX_CHANGED
             && match need {
-                Need::All => false,
-                Need::Best if changed.is_empty() => candidates.load_best(logits),
-                Need::Best => candidates.load_top(logits, 1 + changed.len()),
-                Need::Top(k) => candidates.load_top(logits, k.saturating_add(changed.len())),
+                CandidateNeed::All => false,
+                CandidateNeed::Best if changed.is_empty() => candidates.load_best(logits),
+                CandidateNeed::Best => candidates.load_top(logits, 1 + changed.len()),
+                CandidateNeed::Top(k) => {
+                    candidates.load_top(logits, k.saturating_add(changed.len()))
+                }
             };
         if loaded {
             candidates.add(changed, logits)
@@ -420,9 +422,9 @@ mod tests {
 
     /// Allows the tokens whose bits are set.
     #[derive(Debug, Clone)]
-    struct Only(Vec<u32>);
+    struct AllowOnly(Vec<u32>);
 
-    impl Constraint for Only {
+    impl Constraint for AllowOnly {
         fn allows(&mut self, token: u32) -> Result<bool, ConstraintError> {
             Ok(self.0[token as usize / 32] >> (token % 32) & 1 == 1)
         }
@@ -510,18 +512,18 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_first_of_the_best() {
+    fn greedy_takes_the_first_of_equal_maxima() {
         let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
         assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, f32::NAN]), Ok(1));
         assert_eq!(sampler.candidates().as_slice().len(), 1);
     }
 
     #[test]
-    fn what_looks_at_all_logits_needs_them() {
+    fn some_parameters_require_all_logits() {
         let all = |change: fn(&mut SamplerParams)| {
             let mut params = SamplerParams::default();
             change(&mut params);
-            Sampler::new(params).unwrap().enough()
+            Sampler::new(params).unwrap().required_top_k()
         };
         assert_eq!(all(|_| {}), Some(40));
         assert_eq!(all(|params| params.repeat_penalty = 1.1), None);
@@ -534,14 +536,14 @@ mod tests {
             None
         );
         let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
-        assert_eq!(sampler.enough(), Some(1));
-        assert_eq!(sampler.sample_likeliest(&[(7, 0.0)], 9), Ok(Some(7)));
-        assert_eq!(sampler.sample_likeliest(&[(0, f32::NAN)], 9), Ok(None));
-        assert_eq!(sampler.sample_likeliest(&[], 9), Ok(None));
+        assert_eq!(sampler.required_top_k(), Some(1));
+        assert_eq!(sampler.sample_top_k(&[(7, 0.0)], 9), Ok(Some(7)));
+        assert_eq!(sampler.sample_top_k(&[(0, f32::NAN)], 9), Ok(None));
+        assert_eq!(sampler.sample_top_k(&[], 9), Ok(None));
     }
 
     #[test]
-    fn the_likeliest_of_what_is_typical_is_not_always_the_likeliest() {
+    fn typical_p_can_exclude_the_most_likely_token() {
         let choose = |typical_p| {
             let params = SamplerParams {
                 typical_p,
@@ -557,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_suppressed_is_never_chosen() {
+    fn suppressed_tokens_are_never_sampled() {
         let params = SamplerParams {
             logit_bias: vec![(2, 9.0)],
             ..SamplerParams::greedy()
@@ -608,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn penalties_reach_the_choice() {
+    fn penalties_change_the_sampled_token() {
         let mut sampler = Sampler::new(SamplerParams {
             presence_penalty: 1.0,
             ..SamplerParams::greedy()
@@ -622,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_decides() {
+    fn the_seed_determines_the_draws() {
         let logits: Vec<f32> = (0..100).map(|id| (id % 7) as f32 * 0.3).collect();
         let draws = |seed| {
             let mut sampler = Sampler::new(SamplerParams {
@@ -665,7 +667,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_likeliest_are_enough(
+        fn sampling_from_the_top_k_matches_all_logits(
             logits in prop::collection::vec(prop_oneof![-3.0..3.0f32,
                 (-2..3i32).prop_map(|x| x as f32)], 8..900),
             temperature in prop_oneof![Just(0.0f32), 0.5..2.0f32],
@@ -685,23 +687,24 @@ mod tests {
             let mut sampler = Sampler::new(params).unwrap();
             sampler.suppress(&suppressed);
             let is_free = allowed.is_none();
-            sampler.set_constraint(allowed.map(|mask| Box::new(Only(mask)) as Box<dyn Constraint>));
-            let enough = sampler.enough().unwrap();
+            let constraint = |mask| Box::new(AllowOnly(mask)) as Box<dyn Constraint>;
+            sampler.set_constraint(allowed.map(constraint));
+            let required_top_k = sampler.required_top_k().unwrap();
             let most = if temperature == 0.0 { 1 } else { top_k };
-            prop_assert_eq!(enough, most + suppressed.len());
+            prop_assert_eq!(required_top_k, most + suppressed.len());
             let mut order: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
             order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-            order.truncate(enough);
-            if enough == 1 {
+            order.truncate(required_top_k);
+            if required_top_k == 1 {
                 order[0].1 = 0.0;
             }
             let mut other = sampler.clone();
             for _ in 0..4 {
                 let expected = sampler.sample(&logits);
-                let found = other.sample_likeliest(&order, logits.len());
+                let found = other.sample_top_k(&order, logits.len());
                 match found {
                     Ok(None) => {
-                        prop_assert!(!is_free || order.len() < enough);
+                        prop_assert!(!is_free || order.len() < required_top_k);
                         prop_assert_eq!(other.sample(&logits), expected);
                     }
                     found => prop_assert_eq!(found, expected.map(Some)),
@@ -754,7 +757,7 @@ mod tests {
 
         /// Sampling equals running each stage over the whole vocabulary.
         #[test]
-        fn what_cannot_be_chosen_need_not_be_loaded(
+        fn partial_loading_matches_full_vocabulary_sampling(
             logits in prop_oneof![
                 prop::collection::vec(logit(), 0..100),
                 prop::collection::vec(logit(), 1000..5000),
@@ -837,7 +840,7 @@ mod tests {
     }
 
     #[test]
-    fn large_vocabularies_in_order_and_of_equals() {
+    fn large_sorted_and_constant_vocabularies_are_sampled() {
         let rising: Vec<f32> = (0..5000).map(|id| id as f32 * 0.01).collect();
         let falling: Vec<f32> = rising.iter().map(|x| -x).collect();
         let zeros: Vec<f32> = (0..5000)

@@ -207,7 +207,7 @@ mod tests {
     proptest! {
         /// The reference algorithm works on the whole text.
         #[test]
-        fn words_merge_as_in_the_whole_text(
+        fn merging_by_words_matches_merging_the_whole_text(
             tokens in proptest::collection::btree_set("[ab▁é]{1,4}", 1..30),
             scores in proptest::collection::vec(-3i8..0, 31),
             text in "[ab ▁éx]{0,200}",

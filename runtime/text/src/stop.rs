@@ -161,7 +161,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn partial_matches_are_held_and_given_back() {
+    fn partial_matches_are_held_and_released() {
         let mut stop = StopSequences::new(["aab"]).unwrap();
         assert_eq!(stop.push(b"xa").emit, b"x");
         assert_eq!(stop.push(b"aa").emit, b"a");
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_of_those_that_end_together_wins() {
+    fn the_longest_stop_string_with_the_same_end_wins() {
         let mut stop = StopSequences::new(["", "b", "ab"]).unwrap();
         let step = stop.push(b"xabc");
         assert_eq!((step.emit, step.stopped), (b"x".as_slice(), Some(2)));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_stream_that_ended_counts_in_the_next() {
+    fn partial_matches_do_not_carry_over_to_the_next_stream() {
         let mut stop = StopSequences::new(["ab"]).unwrap();
         let nothing_stops = |emit| StopStep {
             emit,
@@ -229,7 +229,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_a_search_in_the_whole_text(
+        fn streamed_stops_match_a_search_in_the_whole_text(
             text in prop::collection::vec(b'a'..b'd', 0..40),
             patterns in prop::collection::vec(prop::collection::vec(b'a'..b'd', 1..5), 0..4),
             size in 1..6usize,

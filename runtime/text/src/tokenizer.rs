@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_one_text_with_special_tokens_in_some_of_them() {
+    fn text_parts_tokenize_as_one_text() {
         let tokenizer = Tokenizer::new(small_spm()).unwrap();
         for text in ["ab<tool>b", "a</s>bb", "", "<s>ab", "b<tool><tool>a"] {
             let whole = tokenizer.tokenize(text, false, true).unwrap();
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn merges_go_by_score() {
+    fn merges_are_ordered_by_score() {
         let tokenizer = Tokenizer::new(small_spm()).unwrap();
         let tokenize = |text| tokenizer.tokenize(text, false, false).unwrap();
         assert_eq!(tokenize("ab"), [9, 7]);
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vocabulary_that_covers_nothing_yields_nothing() {
+    fn text_outside_the_vocabulary_yields_no_tokens() {
         let mut data = spm(&[("x", 0.0, 1)]);
         data.unk_id = Some(0);
         assert_eq!(
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn merges_go_by_rank_and_may_go_through_texts_that_are_no_tokens() {
+    fn merges_follow_rank_and_may_pass_through_non_tokens() {
         let tokens = ["a", "b", "c", "abc", "bc"];
         let tokenize = |merges: &[&str], text| {
             let tokenizer = Tokenizer::new(bpe(&tokens, merges)).unwrap();
@@ -626,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn strip_after_special_tokens() {
+    fn white_space_after_special_tokens_is_stripped() {
         let mut data = small_spm();
         data.model_name = Some("phi3".to_owned());
         let tokenizer = Tokenizer::new(data).unwrap();

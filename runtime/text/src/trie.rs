@@ -132,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prefixes_are_found(texts in prop::collection::vec("[ab\u{e9}]{0,5}", 0..20),
+        fn the_trie_finds_all_prefixes(texts in prop::collection::vec("[ab\u{e9}]{0,5}", 0..20),
             text in "[ab\u{e9}c]{0,8}") {
             let trie = Trie::new((0..).zip(&texts).map(|(id, text)| (text.as_bytes(), id)));
             let mut expected: Vec<(usize, u32)> = Vec::new();

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_longer_than_needed() {
+    fn incomplete_bytes_are_held_no_longer_than_needed() {
         let mut stream = Utf8Stream::new();
         for byte in &"🦀".as_bytes()[..3] {
             assert_eq!(stream.push(&[*byte]), "");
@@ -118,7 +118,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_lossy_decoding_for_every_split_in_two(bytes in almost_utf8()) {
+        fn every_two_way_split_matches_lossy_decoding(bytes in almost_utf8()) {
             let whole = String::from_utf8_lossy(&bytes);
             for at in 0..=bytes.len() {
                 let (left, right) = bytes.split_at(at);
@@ -127,7 +127,7 @@ mod tests {
         }
 
         #[test]
-        fn equals_lossy_decoding_in_pieces_of_every_size(bytes in almost_utf8(),
+        fn every_chunk_size_matches_lossy_decoding(bytes in almost_utf8(),
             size in 1..6usize) {
             prop_assert_eq!(through_stream(bytes.chunks(size)), String::from_utf8_lossy(&bytes));
         }

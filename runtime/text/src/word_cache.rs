@@ -98,7 +98,7 @@ mod tests {
 
     /// More words than the table has entries, each of them more than once.
     #[test]
-    fn words_keep_their_tokens() {
+    fn cached_words_reuse_their_tokens() {
         let words: Vec<String> = (0..3000).map(|i| format!("{}", i * 7919 % 1500)).collect();
         let mut cache = WordCache::new(MIN_TEXT_LEN);
         let (mut output, mut expected, mut made) = (Vec::new(), Vec::new(), 0);

@@ -181,7 +181,7 @@ mod tests {
 
     /// In a file's encoding, `▁` within a word (`##▁`) looks like the start of a word without text.
     #[test]
-    fn the_mark_of_beginnings_is_a_character_too() {
+    fn the_word_start_mark_is_also_a_character() {
         let texts = ["[UNK]", "▁▁", "▁", "▁a", "b"];
         let texts = texts.map(|text| text.as_bytes().to_vec()).to_vec();
         let tokenizer = Tokenizer::new(VocabData::new(TokenizerModel::Bert, texts)).unwrap();

@@ -60,7 +60,7 @@ fn text(model: TokenizerModel, index: usize, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_vocabulary_takes_no_more_than_is_said() {
+fn a_vocabulary_stays_within_its_memory_estimate() {
     for model in TokenizerModel::ALL {
         // Just above and below powers of two, where tables grow, and with long tokens.
         for (count, length) in [

@@ -264,7 +264,7 @@ fn alone(
 }
 
 #[test]
-fn top_k_keeps_the_likeliest() {
+fn top_k_selects_the_most_likely_tokens() {
     let set = |params: &mut SamplerParams, rng: &mut Rng| params.top_k = rng.below(45);
     alone(Stage::TopK, 1, set, |logits, params, _| {
         top_k(logits, params.top_k)
@@ -272,7 +272,7 @@ fn top_k_keeps_the_likeliest() {
 }
 
 #[test]
-fn top_p_keeps_what_has_the_probability() {
+fn top_p_selects_the_smallest_sufficient_set() {
     let set = |params: &mut SamplerParams, rng: &mut Rng| {
         params.top_p = rng.uniform() as f32;
         params.min_keep = rng.below(8);
@@ -283,7 +283,7 @@ fn top_p_keeps_what_has_the_probability() {
 }
 
 #[test]
-fn min_p_goes_by_the_likeliest() {
+fn min_p_is_relative_to_the_most_likely_token() {
     let set = |params: &mut SamplerParams, rng: &mut Rng| {
         params.min_p = rng.uniform() as f32;
         params.min_keep = rng.below(8);
@@ -294,7 +294,7 @@ fn min_p_goes_by_the_likeliest() {
 }
 
 #[test]
-fn typical_goes_by_the_entropy() {
+fn typical_p_matches_its_definition() {
     let set = |params: &mut SamplerParams, rng: &mut Rng| {
         params.typical_p = rng.uniform() as f32;
         params.min_keep = rng.below(8);
@@ -305,7 +305,7 @@ fn typical_goes_by_the_entropy() {
 }
 
 #[test]
-fn top_n_sigma_goes_by_the_deviation() {
+fn top_n_sigma_matches_its_definition() {
     let set = |params: &mut SamplerParams, rng: &mut Rng| {
         params.top_n_sigma = (rng.uniform() * 4.0 - 0.5) as f32;
     };
@@ -325,7 +325,7 @@ fn temperature_divides() {
 }
 
 #[test]
-fn dynamic_temperature_goes_by_the_entropy() {
+fn dynamic_temperature_follows_the_entropy() {
     let set = |params: &mut SamplerParams, rng: &mut Rng| {
         params.temperature = 0.3 + rng.uniform() as f32;
         params.dynatemp_range = rng.uniform() as f32;
@@ -344,7 +344,7 @@ fn dynamic_temperature_goes_by_the_entropy() {
 }
 
 #[test]
-fn xtc_drops_all_but_the_least_likely_of_the_likely() {
+fn xtc_drops_all_top_tokens_except_the_least_likely() {
     let set = |params: &mut SamplerParams, rng: &mut Rng| {
         params.xtc_probability = 1.0;
         params.xtc_threshold = rng.uniform() as f32 * 0.6;
@@ -360,7 +360,7 @@ fn xtc_drops_all_but_the_least_likely_of_the_likely() {
 }
 
 #[test]
-fn xtc_happens_as_often_as_it_should() {
+fn xtc_applies_with_its_probability() {
     let params = SamplerParams {
         xtc_probability: 0.3,
         ..only(Stage::Xtc)
@@ -378,7 +378,7 @@ fn xtc_happens_as_often_as_it_should() {
 }
 
 #[test]
-fn penalties_fall_on_what_came_lately() {
+fn penalties_apply_to_recent_tokens() {
     let mut rng = Rng::new(9);
     for case in 0..CASES {
         let logits = random_logits(&mut rng, 20);
@@ -418,7 +418,7 @@ fn vocabulary() -> Arc<Tokenizer> {
 }
 
 #[test]
-fn dry_falls_on_what_goes_on_repeating() {
+fn dry_penalizes_continued_repetition() {
     let vocabulary = vocabulary();
     let mut rng = Rng::new(10);
     for case in 0..CASES {
@@ -451,7 +451,7 @@ fn dry_falls_on_what_goes_on_repeating() {
 }
 
 #[test]
-fn breakers_may_stand_in_several_tokens() {
+fn dry_breakers_can_span_several_tokens() {
     let vocabulary = vocabulary();
     let [a, ab, b, c, d, de, e] =
         ["a", "ab", "b", "c", "d", "de", "e"].map(|text| vocabulary.find(text).unwrap());
@@ -479,7 +479,7 @@ fn breakers_may_stand_in_several_tokens() {
 }
 
 #[test]
-fn infill_ends_or_goes_on() {
+fn infill_matches_its_definition() {
     let vocabulary = vocabulary();
     let mut rng = Rng::new(11);
     let mut kinds = HashMap::new();
@@ -545,7 +545,7 @@ fn infill(logits: &Logits, vocabulary: &Tokenizer, shift: f64) -> (Logits, &'sta
 }
 
 #[test]
-fn infill_and_breakers_ask_for_a_vocabulary() {
+fn infill_and_dry_breakers_require_a_vocabulary() {
     let mut sampler = Sampler::new(only(Stage::Infill)).unwrap();
     let message = sampler.sample(&[1.0]).unwrap_err().to_string();
     assert_eq!(message, "the sampler infill needs a vocabulary");
@@ -561,7 +561,7 @@ fn infill_and_breakers_ask_for_a_vocabulary() {
 }
 
 #[test]
-fn mirostat_keeps_the_surprise() {
+fn mirostat_matches_its_definition() {
     for version in [1, 2] {
         let mut rng = Rng::new(12);
         let (mut truncated, mut cases) = (0, 0);
@@ -618,7 +618,7 @@ fn mirostat_keeps_the_surprise() {
 }
 
 #[test]
-fn adaptive_p_goes_by_what_was_drawn() {
+fn adaptive_p_adapts_to_drawn_tokens() {
     let mut rng = Rng::new(13);
     for _ in 0..CASES / 10 {
         let (target, decay) = (rng.uniform() as f32, (rng.uniform() * 0.99) as f32);
@@ -655,7 +655,7 @@ fn adaptive_p_goes_by_what_was_drawn() {
 /// All stages at once, in any order, over several tokens of a text. A large vocabulary, only partly
 /// loaded, gives the same result.
 #[test]
-fn stages_in_any_order_with_what_came_before() {
+fn all_stages_in_any_order_match_their_definitions() {
     let mut rng = Rng::new(14);
     let all = [
         Stage::Penalties,
@@ -751,7 +751,7 @@ fn stages_in_any_order_with_what_came_before() {
 }
 
 #[test]
-fn a_reset_begins_the_text_anew() {
+fn a_reset_restores_the_initial_state() {
     let mut rng = Rng::new(15);
     let logits: Vec<Vec<f32>> = (0..20).map(|_| random_logits(&mut rng, 300)).collect();
     for params in [

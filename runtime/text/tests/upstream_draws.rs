@@ -55,7 +55,7 @@ fn check(params: SamplerParams, expected: &[u32]) {
 }
 
 #[test]
-fn the_usual_chain() {
+fn usual_chain_draws_match_upstream() {
     check(
         params("kpmt"),
         &[
@@ -66,7 +66,7 @@ fn the_usual_chain() {
 }
 
 #[test]
-fn xtc_behind_others() {
+fn xtc_after_other_stages_draws_match_upstream() {
     check(
         SamplerParams {
             xtc_probability: 0.5,
@@ -81,7 +81,7 @@ fn xtc_behind_others() {
 }
 
 #[test]
-fn xtc_alone() {
+fn xtc_draws_match_upstream() {
     check(
         SamplerParams {
             xtc_probability: 0.5,
@@ -128,7 +128,7 @@ fn mirostat_2() {
 }
 
 #[test]
-fn mirostat_2_with_little_surprise() {
+fn mirostat_2_with_low_tau_draws_match_upstream() {
     check(
         SamplerParams {
             mirostat: 2,
@@ -159,7 +159,7 @@ fn adaptive_p() {
 }
 
 #[test]
-fn adaptive_p_of_few() {
+fn adaptive_p_after_top_p_draws_match_upstream() {
     check(
         SamplerParams {
             top_p: 0.3,
@@ -174,7 +174,7 @@ fn adaptive_p_of_few() {
 }
 
 #[test]
-fn adaptive_p_of_all() {
+fn adaptive_p_without_truncation_draws_match_upstream() {
     check(
         SamplerParams {
             adaptive_target: 0.1,

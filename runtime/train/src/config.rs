@@ -387,7 +387,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_adapter_takes_the_place_of_a_model() {
+    fn an_adapter_replaces_the_model_section() {
         const LORA: &str = "[lora]\nbase = 'base.gguf'\nrank = 4\nalpha = 8.0\ncontext = 16\n";
         let (_, rest) = SMALL.split_once("[data]").unwrap();
         let text = format!("{LORA}[data]{rest}");

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_come_back_and_repeated_steps_replace_old_ones() {
+    fn curve_tables_round_trip_and_repeated_steps_replace_old_ones() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("loss.csv");
         assert_eq!(Curve::read_csv(&path).unwrap(), Curve::new());
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_have_a_line_and_dots() {
+    fn svg_curves_have_a_line_and_dots() {
         let mut curve = Curve::new();
         (1..=3000).for_each(|step| curve.push(point(step, (step % 1000 == 0).then_some(0.5))));
         let svg = curve.to_svg("a < b");

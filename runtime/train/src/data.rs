@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_epoch_has_every_window_once_in_another_order() {
+    fn every_epoch_shuffles_all_windows() {
         let mut order = Order::new(7, 50);
         let epoch = |order: &mut Order, number: u64| -> Vec<usize> {
             (number * 50..(number + 1) * 50)
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_begin_at_texts_and_are_whole() {
+    fn windows_start_at_texts_and_are_complete() {
         let data = Dataset::new((0..10).collect(), vec![0, 3, 6, 9], 4).unwrap();
         assert_eq!(data.len(), 2);
         assert_eq!(data.window(1), [3, 4, 5, 6, 7]);

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_is_that_of_the_mean() {
+    fn the_error_is_the_standard_error_of_the_mean() {
         let evaluation = Evaluation::from_losses(&[1.0, 2.0, 3.0, 6.0]);
         assert_eq!(evaluation.loss, 3.0);
         assert!((evaluation.error - (14f32 / 3.0 / 4.0).sqrt()).abs() < 1e-6);

@@ -68,13 +68,13 @@ impl Gradients {
             graph.set_name(seed, "grad:loss");
             gradients.of[loss.index()] = Some(seed);
         }
-        let mut again = Again::default();
+        let mut again = Duplicate::default();
         for index in (0..=loss.index()).rev() {
             let id = TensorId::from_index(index);
             if let Some(place) = kept.iter().position(|&end| end == id) {
-                again = Again::default();
+                again = Duplicate::default();
                 if let Some(&start) = place.checked_sub(1).and_then(|before| kept.get(before)) {
-                    again = Again::append(graph, start, id)?;
+                    again = Duplicate::append(graph, start, id)?;
                 }
             }
             let (Some(gradient), true) = (gradients.of[index], wanted[index]) else {
@@ -128,17 +128,17 @@ impl Gradients {
 
 /// A part of a graph that is duplicated.
 #[derive(Debug, Default)]
-struct Again {
+struct Duplicate {
     /// Position of the first tensor in the part.
     first: usize,
     /// Copies of the tensors, in order.
     copies: Vec<TensorId>,
 }
 
-impl Again {
+impl Duplicate {
     /// Appends copies of the nodes after `start` up to `end`.
     fn append(graph: &mut Graph, start: TensorId, end: TensorId) -> Result<Self> {
-        let mut again = Again {
+        let mut again = Duplicate {
             first: start.index() + 1,
             copies: Vec::new(),
         };

@@ -8,7 +8,7 @@ use samite_gguf::{KEY_ARCHITECTURE, Metadata};
 use samite_llm::adapter::{SUFFIX_A, SUFFIX_B};
 use samite_llm::arch::Spec;
 use samite_llm::arch::spec::{
-    Activation, Attention, Divisors, Linear, Mixer, Mlp, Norm, NormKind, Part, Projection,
+    Activation, Attention, Linear, Mixer, Mlp, Norm, NormKind, Projection, RopeFactors, SubLayer,
 };
 use std::collections::BTreeMap;
 
@@ -262,7 +262,7 @@ impl ModelGraphBuilder<'_> {
     }
 
     /// Returns the residual stream after a sub-layer.
-    fn part(&mut self, x: TensorId, part: &Part) -> Result<TensorId> {
+    fn part(&mut self, x: TensorId, part: &SubLayer) -> Result<TensorId> {
         let normed = self.maybe_norm(x, &part.norm)?;
         let [branch] = &part.branches[..] else {
             return unknown("parts side by side");
@@ -310,14 +310,14 @@ impl ModelGraphBuilder<'_> {
         let Parts { context, batch, .. } = self.parts;
         let mut x = self.graph.reshape(x, [size, heads, context, batch])?;
         if let Some(rotation) = turned_by.and_then(|attention| attention.rotation.as_ref()) {
-            let divisors = match rotation.divisors {
-                Divisors::None => None,
-                Divisors::Frequencies => self.optional("rope_freqs.weight"),
-                Divisors::LongShort { .. } => return unknown("two sets of frequencies"),
-                Divisors::Yarn(_) => return unknown("YaRN without rounding"),
+            let rope_factors = match rotation.rope_factors {
+                RopeFactors::None => None,
+                RopeFactors::Frequencies => self.optional("rope_freqs.weight"),
+                RopeFactors::LongShort { .. } => return unknown("two sets of frequencies"),
+                RopeFactors::Yarn(_) => return unknown("YaRN without rounding"),
             };
             let positions = self.parts.constants.positions;
-            x = self.graph.rope(x, positions, divisors, rotation.rope)?;
+            x = self.graph.rope(x, positions, rope_factors, rotation.rope)?;
         }
         Ok(self.graph.permute(x, [0, 2, 1, 3])?)
     }
@@ -333,7 +333,7 @@ impl ModelGraphBuilder<'_> {
         if attention.norms.iter().any(Option::is_some) {
             return unknown("norms of queries and keys");
         }
-        if attention.sees_later {
+        if attention.is_bidirectional {
             return unknown("tokens that look at later ones");
         }
         let (q, k, v) = (self.linear(x, q)?, self.linear(x, k)?, self.linear(x, v)?);

@@ -145,14 +145,16 @@ pub(crate) fn apply(
         }
         (Op::FlashAttn { .. }, 0..3) => rule.flash_attn(op, number),
         (Op::Rope(parameters), 0) => {
-            let (positions, divisors) = (rule.source(1)?, rule.optional(2));
+            let (positions, rope_factors) = (rule.source(1)?, rule.optional(2));
             let g = rule.dense_rows(g)?;
-            Ok(rule.graph.rope_back(g, positions, divisors, parameters)?)
+            Ok(rule
+                .graph
+                .rope_back(g, positions, rope_factors, parameters)?)
         }
         (Op::RopeBack(parameters), 0) => {
-            let (positions, divisors) = (rule.source(1)?, rule.optional(2));
+            let (positions, rope_factors) = (rule.source(1)?, rule.optional(2));
             let g = rule.dense_rows(g)?;
-            Ok(rule.graph.rope(g, positions, divisors, parameters)?)
+            Ok(rule.graph.rope(g, positions, rope_factors, parameters)?)
         }
         (Op::Clamp { min, max }, 0) => {
             let x = rule.source(0)?;

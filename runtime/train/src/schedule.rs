@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_rise_and_fall() {
+    fn the_learning_rate_warms_up_and_decays() {
         let schedule = Schedule {
             rate: 1.0,
             last_rate: Some(0.1),

@@ -208,14 +208,14 @@ mod tests {
         "The cat sat. \"The cat,\" said Tom, \"can't sit!\"\nThe dog sat on the cat.";
 
     #[test]
-    fn words_have_their_space_and_marks_are_alone() {
+    fn words_include_their_space_and_punctuation_is_separate() {
         let words = count_words("a cat's, \"no\"");
         let all: Vec<_> = words.keys().map(String::as_str).collect();
         assert_eq!(all, ["\"", ",", "no", "▁\"", "▁a", "▁cat's"]);
     }
 
     #[test]
-    fn frequent_words_become_tokens_and_text_comes_back() {
+    fn frequent_words_become_tokens_and_text_round_trips() {
         let letters = Vocabulary::train(TEXT, 400).unwrap_err().to_string();
         assert!(letters.contains("only enough"), "{letters}");
         let vocabulary = Vocabulary::train(TEXT, 300).unwrap();

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_range_is_read_as_it_is() {
+    fn direct_reads_return_any_range_unchanged() {
         let path = std::env::temp_dir().join(format!("samite-direct-{}", std::process::id()));
         let content: Vec<u8> = (0..(BUFFER + 3 * BLOCK + 77) as u32)
             .map(|i| (i.wrapping_mul(0x9e37_79b9) >> 24) as u8)
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_of_a_disk_is_refused() {
+    fn files_without_disk_blocks_are_refused() {
         // It looks like a regular file, but its file system has no blocks.
         assert!(open(Path::new("/proc/self/status")).is_err());
         let error = open(Path::new("/proc")).unwrap_err();

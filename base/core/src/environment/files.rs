@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_takes_advice_about_files_and_not_about_pipes() {
+    fn read_advice_works_for_files_but_not_for_pipes() {
         let program = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
         advise_in_order(&program).unwrap();
         let (pipe, _other_end) = std::io::pipe().unwrap();

@@ -225,7 +225,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(600);
 
     #[test]
-    fn bytes_go_both_ways_until_one_side_closes() {
+    fn bytes_flow_in_both_directions_until_one_side_closes() {
         let listener = SystemNetwork.listen("127.0.0.1:0").unwrap();
         let address = listener.address().unwrap();
         let mut client = SystemNetwork.connect(&address, LONG).unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_ends_with_a_timeout() {
+    fn silent_peers_cause_a_timeout() {
         let listener = SystemNetwork.listen("127.0.0.1:0").unwrap();
         let address = listener.address().unwrap();
         let mut client = SystemNetwork.connect(&address, LONG).unwrap();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_learns_that_the_other_side_has_left_and_ends_the_connection() {
+    fn a_handle_detects_a_departed_peer_and_closes_the_connection() {
         let listener = SystemNetwork.listen("127.0.0.1:0").unwrap();
         let address = listener.address().unwrap();
         let mut client = SystemNetwork.connect(&address, LONG).unwrap();
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_is_an_error() {
+    fn connecting_without_a_listener_is_an_error() {
         let listener = SystemNetwork.listen("127.0.0.1:0").unwrap();
         let address = listener.address().unwrap();
         drop(listener);

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_with_the_most_silent_connections_makes_room() {
+    fn the_address_with_the_most_silent_connections_loses_one() {
         let seats = Seats::new(4);
         let mut all: Vec<_> = [1, 2, 2, 3].map(|host| sit(&seats, host).unwrap()).into();
         assert_eq!(cut(&all), [false; 4]);
@@ -218,14 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn silent_connections_make_room_for_their_own_address() {
+    fn silent_connections_are_evicted_for_their_own_address() {
         let seats = Seats::new(2);
         let all = [1, 1, 1].map(|_| sit(&seats, 1).unwrap());
         assert_eq!(cut(&all), [true, false, false]);
     }
 
     #[test]
-    fn idle_connections_make_room_for_addresses_with_fewer_seats() {
+    fn idle_connections_are_evicted_for_addresses_with_fewer_seats() {
         let seats = Seats::new(3);
         let mut all: Vec<_> = [1, 1, 2].map(|host| sit(&seats, host).unwrap()).into();
         for (seat, _) in &all {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_connections_stay() {
+    fn busy_connections_are_never_evicted() {
         let seats = Seats::new(2);
         let all = [1, 1].map(|host| sit(&seats, host).unwrap());
         for (seat, _) in &all {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_of_ipv6_counts_as_one_address() {
+    fn an_ipv6_network_counts_as_one_address() {
         let of = |text: &str| origin(text.parse().unwrap());
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:2"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));

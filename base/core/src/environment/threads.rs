@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn work_runs_at_the_same_time() {
+    fn work_runs_concurrently() {
         let both = std::sync::Barrier::new(2);
         SystemThreads.run_all(2, &|_| {
             both.wait();

@@ -75,7 +75,7 @@ fn attention_shapes() {
 }
 
 #[test]
-fn rows_in_and_out() {
+fn get_rows_and_set_rows() {
     let table = t(DType::Q6_K, &[256, 100]);
     assert_eq!(
         ok(Op::GetRows, &[&table, &t(DType::I32, &[7])]),
@@ -117,7 +117,7 @@ fn rope_checks_pairs_and_positions() {
 }
 
 #[test]
-fn rope_by_several_positions() {
+fn multi_axis_rope_checks_positions_and_sections() {
     let (x, four) = (f(&[64, 8, 3]), t(DType::I32, &[12]));
     let rope = |mode, dims| Op::Rope(Rope::new(dims, mode, 10000.0));
     let sections = [8, 12, 12, 0];
@@ -137,7 +137,7 @@ fn rope_by_several_positions() {
 /// Checks which position rotates each pair, written by hand from ggml's documentation: `t`, `h`,
 /// `w` and `e`.
 #[test]
-fn pairs_take_their_positions() {
+fn each_rope_pair_uses_its_position_axis() {
     let turns = |mode, dims: usize| {
         let rope = Rope::new(dims, mode, 10000.0);
         let turns: Vec<_> = (0..rope.pairs()).map(|pair| rope.turn(pair)).collect();
@@ -184,7 +184,7 @@ fn glu_with_one_and_two_sources() {
 
 /// Checks operands as they occur in graphs of real models, which must be accepted.
 #[test]
-fn what_models_need_is_accepted() {
+fn operands_of_real_models_are_accepted() {
     use DType::*;
     let rope = Op::Rope(Rope::new(64, RopeMode::Neox, 10000.0));
     // Queries in rows that also hold keys and values: gaps between tokens.
@@ -289,7 +289,7 @@ fn what_models_need_is_accepted() {
 }
 
 #[test]
-fn destinations_do_not_overlap_themselves() {
+fn destinations_with_repeated_elements_are_refused() {
     let same = Layout::strided(DType::F32, [4, 3, 1, 1], [4, 0, 0, 0]).unwrap();
     assert!(err(Op::Cpy, &[&f(&[4, 3]), &same]).contains("share memory"));
     assert!(err(Op::SetRows, &[&f(&[4, 1]), &t(DType::I32, &[1]), &same]).contains("share memory"));
@@ -372,7 +372,7 @@ fn gradients_have_the_shape_of_operands() {
 }
 
 #[test]
-fn steps_need_one_shape_and_all_parameters() {
+fn optimizer_steps_need_equal_shapes_and_all_parameters() {
     let (w, seven) = (f(&[8, 3]), f(&[7]));
     assert_eq!(ok(Op::OptStepAdamW, &[&w, &w, &w, &w, &seven]), w);
     assert!(err(Op::OptStepAdamW, &[&w, &w, &f(&[8]), &w, &seven]).contains("source 2"));
@@ -383,7 +383,7 @@ fn steps_need_one_shape_and_all_parameters() {
 }
 
 #[test]
-fn elementwise_types() {
+fn elementwise_operations_check_types_and_shapes() {
     assert!(err(Op::Unary(Unary::Silu), &[&t(DType::Q4_0, &[32])]).contains("q4_0"));
     assert_eq!(
         ok(Op::Unary(Unary::Silu), &[&t(DType::F16, &[32])]),

@@ -181,9 +181,9 @@ impl Rope {
     }
 
     /// Returns the rotation of pair number `pair`.
-    pub fn turn(&self, pair: usize) -> Turn {
+    pub fn turn(&self, pair: usize) -> RopeAngle {
         let Some(sections) = self.mode.sections() else {
-            return Turn {
+            return RopeAngle {
                 axis: 0,
                 step: pair,
             };
@@ -208,7 +208,7 @@ impl Rope {
         let begins_anew =
             matches!(self.mode, RopeMode::Vision { .. }) && !starts[..axis].contains(&start);
         let step = if begins_anew { sector - start } else { pair };
-        Turn { axis, step }
+        RopeAngle { axis, step }
     }
 
     /// Returns plain rotary embedding of `dims` elements with base `freq_base`, without scaling.
@@ -251,7 +251,7 @@ impl Eq for Rope {}
 
 /// Rotation angle of a pair: `positions[axis] * freq_base^(-2 step / dims)`, before scaling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct RopeAngle {
     /// Index of the token's position.
     pub axis: usize,
     /// Steps down the series of frequencies.

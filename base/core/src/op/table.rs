@@ -1,10 +1,12 @@
 //! The table of operations, one entry each.
 //!
-//! An entry has a description, parameters, and the [facts](super::Facts) that do not depend on the
-//! operands. The rules for operands are in [`infer`](crate::infer).
+//! An entry has a description, parameters, and the [facts](super::OpFacts) that do not depend on
+//! the operands. The rules for operands are in [`infer`](crate::infer).
 
 use super::parameter::{Bits, Parameter};
-use super::{Facts, Glu, Interpolation, Pool, Precision, Rope, SortOrder, Triangle, Unary, Window};
+use super::{
+    Glu, Interpolation, OpFacts, Pool, Precision, Rope, SortOrder, Triangle, Unary, Window,
+};
 use crate::dtype::DType;
 use crate::layout::{DIMS, Shape};
 use serde::{Deserialize, Serialize};
@@ -46,9 +48,14 @@ macro_rules! operations {
             /// Every kind, in the order of the table.
             pub const ALL: [OpKind; [$(stringify!($kind)),*].len()] = [$(OpKind::$kind),*];
 
-            pub(super) fn facts(self) -> &'static Facts {
-                const FACTS: &[Facts] = &[
-                    $(Facts { name: $name, sources: $sources, $($fact: $value,)* ..Facts::USUAL },)*
+            pub(super) fn facts(self) -> &'static OpFacts {
+                const FACTS: &[OpFacts] = &[
+                    $(OpFacts {
+                        name: $name,
+                        sources: $sources,
+                        $($fact: $value,)*
+                        ..OpFacts::USUAL
+                    },)*
                 ];
                 &FACTS[self as usize]
             }

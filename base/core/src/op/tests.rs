@@ -4,10 +4,10 @@ use super::*;
 use std::collections::HashSet;
 
 #[test]
-fn entries_hold_together() {
+fn operation_table_entries_are_consistent() {
     let mut names = HashSet::new();
     for kind in OpKind::ALL {
-        let Facts {
+        let OpFacts {
             name,
             is_view,
             result_in,
@@ -36,7 +36,7 @@ fn entries_hold_together() {
 }
 
 #[test]
-fn kinds_and_operations_belong_together() {
+fn operations_have_the_expected_kinds() {
     for (op, kind) in [
         (Op::Leaf, OpKind::Leaf),
         (Op::TopK { k: 3 }, OpKind::TopK),
@@ -91,7 +91,7 @@ fn parameters_are_printed() {
 
 /// Checks that floats of every operation are serialised exactly, because the table serialises them.
 #[test]
-fn floats_come_back_bit_by_bit() {
+fn operation_floats_round_trip_bit_for_bit() {
     let nan = f32::from_bits(0xffc0_1234);
     for op in [
         Op::Scale {

@@ -120,7 +120,7 @@ mod tests {
 
     /// Compares with numbers from the table of protocol 7.0.0.
     #[test]
-    fn numbers_and_lengths_are_those_of_upstream() {
+    fn command_numbers_and_lengths_match_upstream() {
         for (number, &command) in Command::ALL.iter().enumerate() {
             assert_eq!(command as usize, number);
             assert_eq!(Command::from_number(number as u8), Some(command));

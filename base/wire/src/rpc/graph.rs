@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn graphs_survive() {
+    fn graph_messages_round_trip() {
         let tensors = [tensor(7, &[]), tensor(9, &[7, 0, 7]), tensor(3, &[9, 3])];
         let mut bytes = GraphMessage::write(5, &[9, 3], &tensors);
         bytes.extend([1, 2, 3]); // of a later version
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_graph_is_refused() {
+    fn invalid_graphs_are_refused() {
         let chain = [tensor(7, &[]), tensor(9, &[7])];
         assert!(refused(&[0], &chain).contains("not there"));
         assert!(refused(&[8], &chain).contains("not there"));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_are_not_there_take_no_memory() {
+    fn false_counts_allocate_no_memory() {
         for (nodes, tensors) in [(u32::MAX, 0), (0, u32::MAX), (1, 0)] {
             let mut bytes = vec![0; 4];
             bytes.extend(nodes.to_le_bytes());

@@ -315,7 +315,7 @@ mod tests {
     use crate::rpc::version::V7;
 
     #[test]
-    fn requests_survive() {
+    fn requests_round_trip() {
         let tensor = Record {
             id: 5,
             ..Record::NONE
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn greetings_survive() {
+    fn greetings_round_trip() {
         let greeting = Greeting {
             version: V7.version,
             answers_support: true,

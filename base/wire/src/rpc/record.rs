@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_field_is_where_upstream_has_it() {
+    fn field_offsets_match_upstream() {
         // One byte at the start of each field.
         let fields = [
             (0, "id"),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn invalid_sizes_are_refused() {
         let mut tensor = Description {
             ne: [4, 1, 1, 1],
             nb: [4, 1 << 40, 1 << 40, 1 << 40],
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_cut_at_characters() {
+    fn names_are_truncated_at_character_boundaries() {
         let mut record = Record::NONE;
         record.set_name(&"ä".repeat(40));
         assert_eq!(record.name(), "ä".repeat(31));

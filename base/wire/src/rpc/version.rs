@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_known_versions_are_spoken() {
+    fn only_known_protocol_versions_are_accepted() {
         let version = |major, minor, patch| Version {
             major,
             minor,

@@ -1,6 +1,6 @@
 //! Sampler chains.
 
-use super::own::{Own, Passing, SamplerStage};
+use super::own::{CandidatePass, NativeSampler, SamplerStage};
 use super::{accept, apply, duplicate, free, items, make, own, read, reset};
 use crate::entry::{Failure, Outcome, export, run};
 use crate::layout::{DEFAULT_SEED, Flag, PerfSampler, Sampler, SamplerChainParams, TokenDataArray};
@@ -58,8 +58,8 @@ impl SamplerChain {
     /// The caller must uphold the header's contract.
     pub unsafe fn apply(&mut self, candidates: *mut TokenDataArray) -> Outcome<()> {
         self.timed(|link| {
-            let mut passing: Option<Passing> = None;
-            let flush = |passing: Option<Passing>| -> Outcome<()> {
+            let mut passing: Option<CandidatePass> = None;
+            let flush = |passing: Option<CandidatePass>| -> Outcome<()> {
                 if let Some(passing) = passing {
                     // SAFETY: the caller upholds the header's contract.
                     let (list, items) = unsafe { items(candidates) }?;
@@ -79,7 +79,7 @@ impl SamplerChain {
                             none => {
                                 // SAFETY: the caller upholds the header's contract.
                                 let (list, items) = unsafe { items(candidates) }?;
-                                none.insert(Passing::new(items, list.sorted.is_on()))
+                                none.insert(CandidatePass::new(items, list.sorted.is_on()))
                             }
                         };
                         run("llama_sampler_apply", (), || stage.run(passing));
@@ -277,7 +277,7 @@ export! {
             took_us: 0,
             sampled: 0,
         };
-        Ok(make(Own::new(c"chain", None, SamplerStage::Chain(link))))
+        Ok(make(NativeSampler::new(c"chain", None, SamplerStage::Chain(link))))
     }
 
     /// Adds a sampler and transfers its ownership to the chain.

@@ -1,7 +1,7 @@
 //! Grammars.
 
 use super::make;
-use super::own::{Own, SamplerStage};
+use super::own::{NativeSampler, SamplerStage};
 use crate::entry::{Failure, Outcome, array, export, required_text, text};
 use crate::layout::{Opaque, Sampler};
 use crate::model::model;
@@ -102,7 +102,11 @@ unsafe fn init(
     // SAFETY: the caller upholds the header's contract.
     let is_empty = unsafe { text(source) }.is_none_or(|source| source.is_empty());
     if is_empty {
-        return Ok(make(Own::new(c"grammar", None, SamplerStage::Nothing)));
+        return Ok(make(NativeSampler::new(
+            c"grammar",
+            None,
+            SamplerStage::Nothing,
+        )));
     }
     // SAFETY: as above.
     let (source, root) = unsafe {
@@ -118,7 +122,7 @@ unsafe fn init(
         Some(triggers) => Box::new(Lazy::new(constraint, &triggers)?),
         None => Box::new(constraint),
     };
-    Ok(make(Own::new(
+    Ok(make(NativeSampler::new(
         c"grammar",
         None,
         SamplerStage::Grammar(GrammarStage(constraint)),

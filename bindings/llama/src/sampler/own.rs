@@ -18,14 +18,14 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A sampler of this library.
-pub struct Own {
+pub struct NativeSampler {
     name: &'static CStr,
     seed: Option<u32>,
     state: Mutex<SamplerStage>,
 }
 
 /// All samplers of this library.
-pub static OWN: Handles<Own> = Handles::new("sampler");
+pub static OWN: Handles<NativeSampler> = Handles::new("sampler");
 
 /// Algorithm of a sampler.
 #[derive(Clone)]
@@ -56,13 +56,13 @@ pub enum SamplerStage {
 
 /// Candidates passed through stages.
 #[derive(Default)]
-pub struct Passing {
+pub struct CandidatePass {
     pub candidates: Candidates,
     /// Chosen token.
     pub chosen: Option<u32>,
 }
 
-impl Passing {
+impl CandidatePass {
     /// Copies a caller's candidates.
     pub fn new(items: &[TokenData], is_sorted: bool) -> Self {
         let candidate = |item: &TokenData| Candidate {
@@ -72,7 +72,7 @@ impl Passing {
         };
         let mut candidates = Candidates::new();
         candidates.set(items.iter().map(candidate), is_sorted);
-        Passing {
+        CandidatePass {
             candidates,
             chosen: None,
         }
@@ -99,8 +99,8 @@ impl Passing {
 
 impl SamplerStage {
     /// Runs the stage. On failure, the candidates are unchanged.
-    pub fn run(&mut self, passing: &mut Passing) -> Outcome<()> {
-        let Passing { candidates, chosen } = passing;
+    pub fn run(&mut self, passing: &mut CandidatePass) -> Outcome<()> {
+        let CandidatePass { candidates, chosen } = passing;
         match self {
             SamplerStage::Nothing | SamplerStage::Chain(_) => {}
             SamplerStage::Greedy => {
@@ -119,8 +119,8 @@ impl SamplerStage {
             SamplerStage::Temperature(value, range, exponent) => {
                 candidates.dynamic_temperature(*value, *range, *exponent)?;
             }
-            SamplerStage::Xtc(chance, threshold, least, rng) => {
-                candidates.xtc(*chance, *threshold, *least, rng)?;
+            SamplerStage::Xtc(buggify, threshold, least, rng) => {
+                candidates.xtc(*buggify, *threshold, *least, rng)?;
             }
             SamplerStage::TopNSigma(n) => candidates.top_n_sigma(*n),
             SamplerStage::Mirostat(mirostat, count, rng) => {
@@ -191,10 +191,10 @@ fn first(candidates: &Candidates) -> impl FnOnce(SamplerError) -> Outcome<(usize
     }
 }
 
-impl Own {
+impl NativeSampler {
     /// Creates a sampler with this stage.
     pub fn new(name: &'static CStr, seed: Option<u32>, stage: SamplerStage) -> Self {
-        Own {
+        NativeSampler {
             name,
             seed,
             state: Mutex::new(stage),
@@ -226,7 +226,7 @@ impl Own {
         }
         // SAFETY: as above.
         let (list, items) = unsafe { items(candidates) }?;
-        let mut passing = Passing::new(items, list.sorted.is_on());
+        let mut passing = CandidatePass::new(items, list.sorted.is_on());
         stage.run(&mut passing)?;
         passing.give_back(list, items);
         Ok(())
@@ -258,19 +258,19 @@ impl Own {
     ///
     /// # Errors
     /// If a chain contains a caller's own sampler that cannot be cloned.
-    pub fn duplicate(&self) -> Outcome<Own> {
+    pub fn duplicate(&self) -> Outcome<NativeSampler> {
         let stage = match &*self.lock() {
             SamplerStage::Chain(link) => SamplerStage::Chain(link.duplicate()?),
             stage => stage.clone(),
         };
-        Ok(Own::new(self.name, self.seed, stage))
+        Ok(NativeSampler::new(self.name, self.seed, stage))
     }
 
     /// Copies the state of another sampler.
     ///
     /// # Errors
     /// If it is of another kind.
-    pub fn copy_from(&self, from: &Own) -> Outcome<()> {
+    pub fn copy_from(&self, from: &NativeSampler) -> Outcome<()> {
         if std::ptr::eq(self, from) {
             return Ok(());
         }
@@ -349,7 +349,7 @@ pub fn random_seed(seed: u32) -> u32 {
 
 fn plain(name: &'static CStr, is_on: bool, stage: SamplerStage) -> Outcome<*mut Sampler> {
     let stage = if is_on { stage } else { SamplerStage::Nothing };
-    Ok(super::make(Own::new(name, None, stage)))
+    Ok(super::make(NativeSampler::new(name, None, stage)))
 }
 
 fn seeded(
@@ -358,7 +358,7 @@ fn seeded(
     stage: impl FnOnce(Rng) -> SamplerStage,
 ) -> Outcome<*mut Sampler> {
     let seed = random_seed(seed);
-    Ok(super::make(Own::new(
+    Ok(super::make(NativeSampler::new(
         name,
         Some(seed),
         stage(Rng::with_generator(Generator::Mersenne, seed.into())),
@@ -426,11 +426,11 @@ export! {
     }
 
     /// Creates an XTC sampler, which sometimes drops the most probable tokens.
-    fn llama_sampler_init_xtc(chance: f32, threshold: f32, least: usize,
+    fn llama_sampler_init_xtc(buggify: f32, threshold: f32, least: usize,
         seed: u32) -> *mut Sampler, or std::ptr::null_mut(); {
-        number("p", chance)?;
-        if number("t", threshold)? <= 0.5 && chance > 0.0 {
-            seeded(c"xtc", seed, |rng| SamplerStage::Xtc(chance, threshold, least, rng))
+        number("p", buggify)?;
+        if number("t", threshold)? <= 0.5 && buggify > 0.0 {
+            seeded(c"xtc", seed, |rng| SamplerStage::Xtc(buggify, threshold, least, rng))
         } else {
             plain(c"xtc", false, SamplerStage::Nothing)
         }

@@ -63,7 +63,7 @@ pub fn listen_to_all() {
 }
 
 /// Returns whether a log message contains this text.
-pub fn was_said(part: &str) -> bool {
+pub fn was_logged(part: &str) -> bool {
     SAID.lock()
         .unwrap()
         .iter()

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_of_the_system() {
+    fn system_counters_are_parsed() {
         let machine = "cpu  100 20 30 4000 5 6 7 800 0 0\ncpu0 1 2 3\n";
         let process = "42 (a) name) S 1 42 42 0 -1 4194560 100 0 0 0 250 50 300 100 20 0";
         assert_eq!(
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn readings_and_what_is_noise() {
+    fn noisy_readings_are_detected() {
         let reading = Reading::new(&Probe::new());
         assert!(
             reading.clock_hz > 1e6 && reading.read_bytes > 1e6,

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_names_no_flag_that_a_command_may_not_have() {
+    fn errors_name_no_command_specific_flags() {
         let (sender, receiver) = mpsc::channel();
         drop(sender);
         match received(&receiver, &CancelToken::new()) {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_share_cores_are_told() {
+    fn threads_that_share_cores_are_reported() {
         let peaks = |threads, i8_operations| Peaks {
             threads,
             clock_hz: 3e9,

@@ -242,7 +242,7 @@ mod tests {
     };
 
     #[test]
-    fn the_same_work_is_asked_for() {
+    fn llama_bench_arguments_request_the_same_work() {
         let line = bench_arguments(
             BenchCase {
                 is_prompt: true,
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn speeds_are_found() {
+    fn speeds_are_parsed_from_llama_bench_output() {
         let output = "some words\n{\"build_commit\": \"abc\", \"build_number\": \
             7, \"samples_ts\": [ 30.5, 10, 20 ]}\n";
         let sample = parse_bench(output).unwrap();

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_with_their_intervals() {
+    fn ratios_have_confidence_intervals() {
         assert_eq!(ratio(&[]), None);
         let one = ratio(&[2.0]).unwrap();
         assert!((one.median - 2.0).abs() < 1e-12 && (one.high - one.low).abs() < 1e-12);

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thoughts_are_dimmed_on_a_terminal_and_nowhere_else() {
+    fn reasoning_is_dimmed_only_on_a_terminal() {
         let shown = |columns| {
             let mut printer = Printer::new(columns);
             let mut out = Vec::new();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_do_nothing_to_the_terminal() {
+    fn terminal_escapes_in_answers_are_escaped() {
         let mut printer = Printer::new(Some(80));
         let mut out = Vec::new();
         let event = AnswerEvent::Content("\x1b[2Ja".into());

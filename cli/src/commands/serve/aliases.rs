@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn llama_servers_flags_are_understood() {
+    fn llama_server_flags_are_translated() {
         assert_eq!(
             line("-m x.gguf -np 2 -fa on --cont-batching --offline"),
             "-m x.gguf --parallel 2"
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_is_named_again_is_served_too() {
+    fn repeated_model_flags_add_models() {
         let line = "-m a.gguf -c 64 --model=b.gguf -m c.gguf";
         let line = line.split(' ').map(OsString::from).collect();
         assert_eq!(
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_come_first_and_flags_win() {
+    fn llama_server_variables_become_flags() {
         let get = |name: &str| match name {
             "LLAMA_ARG_HOST" => Some("::1".to_owned()),
             "LLAMA_ARG_ENDPOINT_METRICS" => Some("1".to_owned()),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn other_commands_stay_as_they_are() {
+    fn other_commands_are_not_translated() {
         let line = ["samite", "run", "serve", "-np", "2"].map(OsString::from);
         assert_eq!(translate(line.clone().into_iter()).unwrap(), line);
         let line = ["samite", "-v", "serve", "-np", "2"].map(OsString::from);

@@ -61,7 +61,7 @@ impl ModelSource {
     }
 
     fn writes(&self, spec: &Spec) -> bool {
-        spec.head.output.is_some() && !spec.sees_later() && !self.args.requests.reranking
+        spec.head.output.is_some() && !spec.is_bidirectional() && !self.args.requests.reranking
     }
 
     fn embeds(&self, writes: bool) -> bool {
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_has_models_by_name() {
+    fn models_in_a_folder_are_found_by_name() {
         let folder_of_models = tempfile::tempdir().unwrap();
         for name in [
             "b.gguf",

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn generation_waits_for_memory_and_prompts_for_multipliers() {
+    fn decode_is_memory_bound_and_prefill_compute_bound() {
         let (found, seconds) = bound(&case("mul_mat", "q4_0 4096x14336, 1 column"), &PEAKS);
         assert_eq!((found, (seconds * 1e6).round()), (Bound::Memory, 3310.0));
         let (found, seconds) = bound(&case("mul_mat", "q4_0 4096x4096, 512 columns"), &PEAKS);

@@ -20,7 +20,7 @@ use crate::kernels::matmul::{Product, are_worth_gating};
 use crate::kernels::rope::Angles;
 use crate::operand::whole;
 use crate::table::kernel_for;
-use samite_core::{DType, Layout, Node, Op, Placed, Readers, TensorId};
+use samite_core::{DType, Layout, Node, Op, PlacedGraph, Readers, TensorId};
 
 /// Role of a computed node in fusion.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,7 +58,7 @@ struct ActivationKey {
 }
 
 /// Returns the fusion of all computed nodes, by position in the graph.
-pub(crate) fn fusions(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Fusion> {
+pub(crate) fn fusions(work: &PlacedGraph<'_>, isa: Isa, threads: usize) -> Vec<Fusion> {
     let nodes: Vec<_> = work.computed().collect();
     let mut fusions = vec![Fusion::Alone; work.graph.len()];
     let readers = Readers::new(work.graph);
@@ -153,7 +153,12 @@ pub(crate) fn fusions(work: &Placed<'_>, isa: Isa, threads: usize) -> Vec<Fusion
 
 /// Returns whether the last of these products of the same columns touches no memory of the others,
 /// so that their order does not matter.
-fn are_independent(work: &Placed<'_>, products: &[Node<'_>], isa: Isa, threads: usize) -> bool {
+fn are_independent(
+    work: &PlacedGraph<'_>,
+    products: &[Node<'_>],
+    isa: Isa,
+    threads: usize,
+) -> bool {
     let [others @ .., last] = products else {
         return false;
     };
@@ -272,7 +277,7 @@ fn are_gated_products(
 
 /// Returns whether the memory of a scaled norm's result is exactly that of the norm's operand, or
 /// disjoint from all operands.
-fn may_be_written(work: &Placed<'_>, norm: Node<'_>, scaled: Node<'_>) -> bool {
+fn may_be_written(work: &PlacedGraph<'_>, norm: Node<'_>, scaled: Node<'_>) -> bool {
     let place = |node: Option<Node<'_>>| node.and_then(|node| work.place(node.id()).ok());
     let (Some(x), Some(scale), Some(result)) = (
         place(norm.source(0)),

@@ -38,7 +38,7 @@ fn placed_fusions(
     places: &[Option<TensorRef>],
     threads: usize,
 ) -> Vec<Fusion> {
-    let work = Placed {
+    let work = PlacedGraph {
         graph,
         nodes,
         places,
@@ -133,7 +133,7 @@ impl Layer {
 }
 
 #[test]
-fn parts_of_a_layer() {
+fn layer_nodes_have_the_expected_fusions() {
     if !packs_columns() {
         return;
     }
@@ -182,7 +182,7 @@ fn lie_behind(places: &mut [Option<TensorRef>], id: TensorId, other: TensorId, b
 }
 
 #[test]
-fn products_that_touch_each_other_are_apart() {
+fn overlapping_products_are_not_fused() {
     if !packs_columns() {
         return;
     }
@@ -220,7 +220,7 @@ fn products_that_touch_each_other_are_apart() {
 }
 
 #[test]
-fn what_is_written_between_products_ends_the_sharing_of_columns() {
+fn writes_between_products_end_column_sharing() {
     if !packs_columns() {
         return;
     }
@@ -272,7 +272,7 @@ fn scaled_norm(g: &mut Graph, x: TensorId) -> (TensorId, TensorId, TensorId) {
 }
 
 #[test]
-fn a_scaled_norm_takes_one_pass_only_where_nothing_is_lost() {
+fn scaled_norms_fuse_only_if_no_input_row_is_lost() {
     use Fusion::{Absorbed, Alone, ScaledNorm};
     let mut g = Graph::new();
     let x = input(&mut g, &[WIDTH, 4]);
@@ -324,7 +324,7 @@ fn a_scaled_norm_takes_one_pass_only_where_nothing_is_lost() {
 }
 
 #[test]
-fn nothing_is_left_out_that_is_read_elsewhere() {
+fn results_read_elsewhere_are_not_absorbed() {
     if !packs_columns() {
         return;
     }
@@ -351,7 +351,7 @@ fn nothing_is_left_out_that_is_read_elsewhere() {
 }
 
 #[test]
-fn results_are_the_same() {
+fn fusion_does_not_change_results() {
     for columns in [1, 2, 40] {
         let mut layer = Layer::new(columns);
         let apart = layer.run(1);
@@ -367,7 +367,7 @@ fn results_are_the_same() {
 }
 
 #[test]
-fn other_rows_are_not_made() {
+fn reshaped_gated_units_are_not_fused() {
     if !packs_columns() {
         return;
     }
@@ -391,7 +391,7 @@ fn other_rows_are_not_made() {
 }
 
 #[test]
-fn columns_of_experts_are_shared() {
+fn expert_products_share_columns() {
     let mut g = Graph::new();
     let [gate, up, down] = [[WIDTH, 64, 4], [WIDTH, 64, 4], [64, WIDTH, 4]].map(|extents| {
         let weights = g.input("w", DType::F32, shape(&extents).unwrap()).unwrap();
@@ -434,7 +434,7 @@ fn columns_of_experts_are_shared() {
 }
 
 #[test]
-fn angles_are_computed_again_only_where_others_are_needed() {
+fn rope_angles_are_reused_while_parameters_match() {
     let mut g = Graph::new();
     let x = input(&mut g, &[64, 2, 3]);
     let [positions, others] = [(); 2].map(|()| integers(&mut g, &[3]));
@@ -474,7 +474,7 @@ fn packed(g: &mut Graph, dtype: DType, [k, rows]: [usize; 2], seed: u32) -> Tens
 }
 
 #[test]
-fn products_and_the_gated_unit_of_them_are_one_step() {
+fn gate_and_up_products_fuse_with_the_gated_unit() {
     let (k, columns) = (256, 521);
     for (dtype, rows) in [(DType::Q8_0, 1056), (DType::Q4_K, 1030), (DType::F16, 1024)] {
         for (norm, swapped, third) in [

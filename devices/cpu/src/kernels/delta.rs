@@ -321,7 +321,7 @@ mod tests {
     use crate::harness::numbers;
 
     #[test]
-    fn rows_change_as_in_plain_loops() {
+    fn delta_net_kernels_match_plain_loops() {
         for (size, count) in [
             (1, 1),
             (5, 3),

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_without_numbers_have_no_largest() {
+    fn rows_of_nan_and_negative_infinity_have_no_maximum() {
         for isa in Isa::all() {
             for x in [f32::NAN, f32::NEG_INFINITY] {
                 assert_eq!(first_largest(isa, &[x; 2000], f32::NEG_INFINITY), None);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_with_and_without_gaps_have_their_maxima() {
+    fn argmax_handles_dense_and_strided_rows() {
         const ROW: usize = 2 * BLOCK + 100;
         let places = [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 99];
         let mut values = vec![-1.0; (places.len() + 1) * ROW];
@@ -399,7 +399,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_first_largest_is_found(
+        fn the_first_maximum_is_found(
             x in prop::collection::vec(
                 prop_oneof![any::<u32>().prop_map(f32::from_bits),
                     (-5..5i32).prop_map(|x| x as f32), Just(-0.0f32)],

@@ -169,7 +169,7 @@ fn compute(context: &KernelContext<'_>, rope: Rope, back: bool, angles: Table) -
     };
     // A gradient rotates in the opposite direction, with the same magnitude.
     let direction = if back { -magnitude } else { magnitude };
-    let turns = Turns {
+    let turns = RotationTable {
         pairs: pairs(&rope),
         scale: f64::from(rope.freq_scale),
         magnitude,
@@ -206,7 +206,7 @@ fn compute(context: &KernelContext<'_>, rope: Rope, back: bool, angles: Table) -
 }
 
 /// Rotation of positions.
-struct Turns {
+struct RotationTable {
     pairs: Vec<PairRotation>,
     /// Factor of the positions.
     scale: f64,
@@ -217,8 +217,8 @@ struct Turns {
 
 vectorized! {
     /// Computes cosines, then sines, of all pairs at a position.
-    fn turn(turns: &Turns, position: f64, divisors: Option<&[f32]>, table: &mut [f32]) {
-        let &Turns { ref pairs, scale, magnitude, direction } = turns;
+    fn turn(turns: &RotationTable, position: f64, divisors: Option<&[f32]>, table: &mut [f32]) {
+        let &RotationTable { ref pairs, scale, magnitude, direction } = turns;
         let (cosines, sines) = table.split_at_mut(pairs.len());
         for (i, ((cos, sin), pair)) in cosines.iter_mut().zip(sines).zip(pairs).enumerate() {
             let full = position * pair.frequency
@@ -232,8 +232,13 @@ vectorized! {
 
 vectorized! {
     /// Does what [`turn`] does with several positions that each rotate some pairs.
-    fn turn_by_axes(turns: &Turns, at: [f64; 4], divisors: Option<&[f32]>, table: &mut [f32]) {
-        let &Turns { ref pairs, scale, magnitude, direction } = turns;
+    fn turn_by_axes(
+        turns: &RotationTable,
+        at: [f64; 4],
+        divisors: Option<&[f32]>,
+        table: &mut [f32],
+    ) {
+        let &RotationTable { ref pairs, scale, magnitude, direction } = turns;
         let (cosines, sines) = table.split_at_mut(pairs.len());
         for (i, ((cos, sin), pair)) in cosines.iter_mut().zip(sines).zip(pairs).enumerate() {
             let full = at[pair.axis % 4] * pair.frequency

@@ -186,7 +186,7 @@ mod tests {
     use samite_core::Graph;
 
     #[test]
-    fn keys_are_in_the_total_order() {
+    fn sort_keys_follow_the_total_order() {
         let mut values = [
             f32::NEG_INFINITY,
             f32::MIN,
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_in_order_and_of_equals_are_filtered() {
+    fn top_k_filters_sorted_and_constant_rows() {
         let rising: Vec<f32> = (0..5000).map(|i| i as f32).collect();
         let falling: Vec<f32> = rising.iter().map(|x| -x).collect();
         let zeros: Vec<f32> = (0..5000)
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_long_rows_through_the_device() {
+    fn the_device_sorts_short_and_long_rows() {
         for (n0, k) in [
             (1, 1),
             (7, 7),
@@ -284,7 +284,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn filtering_gives_what_sorting_gives(
+        fn top_k_filtering_matches_sorting(
             values in prop::collection::vec(
                 prop_oneof![any::<u32>().prop_map(f32::from_bits),
                     (-5..5i32).prop_map(|x| x as f32), -5.0..5.0f32],

@@ -402,7 +402,7 @@ pub(crate) struct FieldRows {
 /// whatever the order in which fields are loaded. The hardware prefetcher continues such a
 /// sequence. A line that parts of a block share may be prefetched by both.
 #[derive(Clone, Copy)]
-pub(crate) struct Ahead {
+pub(crate) struct Prefetcher {
     at: *const u8,
     /// Lines of the block itself.
     first: usize,
@@ -410,7 +410,7 @@ pub(crate) struct Ahead {
     evenly: bool,
 }
 
-impl Ahead {
+impl Prefetcher {
     /// Prefetches a line, if the block has that many.
     #[inline(always)]
     pub unsafe fn ask<V: Simd>(self, line: usize) {
@@ -461,11 +461,11 @@ impl FieldRows {
     /// Returns the prefetcher for the unpacking of block `i`, for rows that start with the half and
     /// not with a field in it.
     #[inline(always)]
-    pub fn ahead<F: Format>(self, i: usize) -> Ahead {
+    pub fn ahead<F: Format>(self, i: usize) -> Prefetcher {
         let bytes = F::DTYPE.block_bytes() * LANES;
         let number = usize::from(self.second);
         let first = (number * bytes).div_ceil(64);
-        Ahead {
+        Prefetcher {
             at: self.at.wrapping_add((i - number) * bytes + self.ahead),
             first,
             lines: ((number + 1) * bytes).div_ceil(64) - first,

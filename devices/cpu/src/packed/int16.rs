@@ -140,7 +140,7 @@ struct Tile<const C: usize>([[u8; SLAB_BYTES]; C]);
 
 /// Weights that a tile of columns prefetches.
 #[derive(Clone, Copy)]
-struct Ask {
+struct Prefetch {
     from: *const u8,
     /// Number of lines for each group.
     lines: usize,
@@ -180,7 +180,7 @@ impl Strip {
         let asking = columns.len().div_ceil(C).min(ASKING);
         let lines = (SLAB * PANEL * size_of::<u16>() / 64).div_ceil(asking * GROUPS);
         for (i, tile) in columns.chunks(C).enumerate() {
-            let ask = Ask {
+            let ask = Prefetch {
                 from: self.weights.wrapping_add(i * GROUPS * lines * 64),
                 lines: if i < asking && self.row == 0 {
                     lines
@@ -224,7 +224,7 @@ impl Strip {
         x: *const u8,
         next: *const u8,
         results: *mut Sum,
-        weights: Ask,
+        weights: Prefetch,
     ) {
         let row = |r: usize| self.row + r * V::LANES;
         // SAFETY: groups below `groups` of the slab are rounded, `R` registers of rows from

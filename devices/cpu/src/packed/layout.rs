@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_of_a_block_is_in_one_field() {
+    fn every_block_byte_belongs_to_one_field() {
         let mut packable = 0;
         for dtype in DType::all() {
             let Some(fields) = fields(dtype) else {

@@ -132,12 +132,12 @@ mod tests {
     use super::layout::PackedLayout;
     use super::*;
     use crate::harness::numbers;
-    use crate::product::Reading;
+    use crate::product::AccessPattern;
     use crate::product::{Column, Panel};
     use samite_core::Layout;
 
     #[test]
-    fn every_type_that_can_be_packed_has_a_product() {
+    fn every_packable_type_has_a_product() {
         for isa in Isa::all() {
             for dtype in DType::all() {
                 let Ok(layout) = Layout::contiguous(dtype, [dtype.block_len(), 1, 1, 1]) else {
@@ -175,22 +175,22 @@ mod tests {
 
     /// Order and manner of computing a product, on which the result must not depend.
     #[derive(Clone, Copy)]
-    struct Way {
+    struct Strategy {
         /// Number of columns at a time.
         batch: usize,
         /// True to start with the last columns.
         backwards: bool,
         past_caches: bool,
-        reading: Reading,
+        reading: AccessPattern,
     }
 
-    impl Way {
+    impl Strategy {
         fn batches(batch: usize) -> Self {
-            Way {
+            Strategy {
                 batch,
                 backwards: false,
                 past_caches: true,
-                reading: Reading::DEFAULT,
+                reading: AccessPattern::DEFAULT,
             }
         }
     }
@@ -201,7 +201,7 @@ mod tests {
         layout: &Layout,
         weights: &[u8],
         x: &[f32],
-        way: Way,
+        way: Strategy,
     ) -> Option<Vec<f32>> {
         let [k, rows, ..] = layout.shape();
         let packed = PackedLayout::new(layout)?;
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_close_to_exact_ones_and_the_same_in_any_batch_and_at_any_level() {
+    fn products_are_accurate_and_independent_of_batch_and_level() {
         for dtype in DType::all().filter(|&dtype| !products(dtype, 256, 1).is_empty()) {
             let (lengths, bound) = match dtype.block_len() {
                 256 => ([256, 768], 1e-4),
@@ -276,29 +276,29 @@ mod tests {
                 for (name, isa, product) in products(dtype, k, 67) {
                     let multiply =
                         |way| multiply((isa, product), &layout, &weights, &x, way).unwrap();
-                    let got = multiply(Way::batches(67));
+                    let got = multiply(Strategy::batches(67));
                     for batch in [1, 2, 3, 4, 5, 8, 9, 16, 64] {
-                        let other = multiply(Way::batches(batch));
+                        let other = multiply(Strategy::batches(batch));
                         assert!(got == other, "{name} {dtype} {k} {rows} {batch}");
                     }
-                    let cached = Way {
+                    let cached = Strategy {
                         past_caches: false,
-                        ..Way::batches(1)
+                        ..Strategy::batches(1)
                     };
                     let cached = multiply(cached);
                     assert!(got == cached, "{name} {dtype} {k} {rows}, cached");
-                    let backwards = Way {
+                    let backwards = Strategy {
                         backwards: true,
-                        ..Way::batches(67)
+                        ..Strategy::batches(67)
                     };
                     let backwards = multiply(backwards);
                     assert!(got == backwards, "{name} {dtype} {k} {rows}, backwards");
                     for (batch, ahead, streams) in
                         [(1, 0, 2), (1, 128, 3), (4, 9216, 2), (8, 64, 9)]
                     {
-                        let other = multiply(Way {
-                            reading: Reading { ahead, streams },
-                            ..Way::batches(batch)
+                        let other = multiply(Strategy {
+                            reading: AccessPattern { ahead, streams },
+                            ..Strategy::batches(batch)
                         });
                         assert!(
                             got == other,
@@ -359,7 +359,7 @@ mod tests {
             x[35 * k..].fill(-1.0);
             for (name, isa, product) in products(dtype, k, columns) {
                 let results = [1, 2, 4, 8, columns].map(|batch| {
-                    let way = Way::batches(batch);
+                    let way = Strategy::batches(batch);
                     multiply((isa, product), &layout, &weights, &x, way).unwrap()
                 });
                 for (i, got) in results
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outlier_does_not_coarsen_the_codes_of_other_blocks() {
+    fn an_outlier_does_not_coarsen_other_blocks() {
         let (k, rows, columns) = (512, 33, 67);
         for dtype in DType::all().filter(|dtype| dtype.block_len() == 32) {
             let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
@@ -409,7 +409,7 @@ mod tests {
             for (name, isa, product) in products(dtype, k, columns) {
                 for batch in [1, 2, 4, 8, columns] {
                     let [without, with] = [&x, &with_outliers].map(|x| {
-                        let way = Way::batches(batch);
+                        let way = Strategy::batches(batch);
                         multiply((isa, product), &layout, &weights, x, way).unwrap()
                     });
                     // The weights of the outlier's block are zeros.
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_reaches_the_results_of_its_column_only() {
+    fn non_finite_values_stay_within_their_column() {
         let (k, rows, columns) = (256, 33, 67);
         for dtype in DType::all().filter(|&dtype| !products(dtype, k, 1).is_empty()) {
             let layout = Layout::contiguous(dtype, [k, rows, 1, 1]).unwrap();
@@ -431,7 +431,7 @@ mod tests {
             x[5 * k + 40] = f32::INFINITY;
             x[66 * k] = f32::NEG_INFINITY;
             for (name, isa, product) in products(dtype, k, columns) {
-                let way = Way::batches(columns);
+                let way = Strategy::batches(columns);
                 let got = multiply((isa, product), &layout, &weights, &x, way).unwrap();
                 for (c, results) in got.chunks(rows).enumerate() {
                     let finite = !matches!(c, 3 | 5 | 66);

@@ -299,7 +299,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_are_the_same_as_those_of_portable_code(
+        fn simd_results_match_portable_code(
             a: [u32; ROWS],
             b: [u32; ROWS],
             c: [u32; ROWS],

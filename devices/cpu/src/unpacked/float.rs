@@ -145,7 +145,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
         #[test]
-        fn products_agree_with_plain_loops(
+        fn float_products_match_plain_loops(
             rows in 1usize..12, columns in 1usize..12, k in 0usize..150, seed: u32,
         ) {
             let x = numbers(seed, columns * k);
@@ -164,7 +164,7 @@ mod tests {
                         first: 0,
                         slabs: 0,
                         past_caches: false,
-                        reading: crate::product::Reading::DEFAULT,
+                        reading: crate::product::AccessPattern::DEFAULT,
                         scratch: std::ptr::null_mut(),
                     };
                     let places: Vec<_> = (0..columns)

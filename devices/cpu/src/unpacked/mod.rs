@@ -88,7 +88,7 @@ mod tests {
                         first: 0,
                         slabs: 0,
                         past_caches: false,
-                        reading: crate::product::Reading::DEFAULT,
+                        reading: crate::product::AccessPattern::DEFAULT,
                         scratch: std::ptr::null_mut(),
                     };
                     // SAFETY: everything has the stated size, and `isa` was detected.

@@ -113,7 +113,7 @@ mod tests {
     use std::mem::{offset_of, size_of};
 
     #[test]
-    fn layouts_are_those_of_upstream() {
+    fn struct_layouts_match_upstream() {
         assert_eq!(size_of::<BackendI>(), 16 * 8);
         assert_eq!(size_of::<Backend>(), 152);
         assert_eq!(offset_of!(Backend, iface), 8);

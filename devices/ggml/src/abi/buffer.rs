@@ -240,7 +240,7 @@ mod tests {
     use std::mem::{offset_of, size_of};
 
     #[test]
-    fn layouts_are_those_of_upstream() {
+    fn struct_layouts_match_upstream() {
         assert_eq!(size_of::<BufferTypeV2>(), 64);
         assert_eq!(offset_of!(BufferTypeV2, device), 48);
         assert_eq!(offset_of!(BufferTypeI2, is_host), 40);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_survives_both_versions() {
+    fn function_tables_round_trip_in_both_versions() {
         unsafe extern "C" fn yes(_: *mut BufferType) -> bool {
             true
         }

@@ -156,7 +156,7 @@ mod tests {
     use std::mem::{offset_of, size_of};
 
     #[test]
-    fn layouts_are_those_of_upstream() {
+    fn struct_layouts_match_upstream() {
         assert_eq!(size_of::<Device>(), 136);
         assert_eq!(offset_of!(Device, reg), 120);
         assert_eq!(offset_of!(DeviceI, init_backend), 40);

@@ -130,7 +130,7 @@ mod tests {
     use std::mem::{offset_of, size_of};
 
     #[test]
-    fn layout_is_that_of_upstream() {
+    fn struct_layout_matches_upstream() {
         assert_eq!(size_of::<CGraph>(), 96);
         let offsets = [
             offset_of!(CGraph, size),

@@ -118,7 +118,7 @@ mod tests {
     use std::mem::{offset_of, size_of};
 
     #[test]
-    fn layout_is_that_of_upstream() {
+    fn struct_layout_matches_upstream() {
         assert_eq!(size_of::<Tensor>(), 336);
         let offsets = [
             offset_of!(Tensor, dtype),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_cut_at_characters() {
+    fn names_are_truncated_at_character_boundaries() {
         let mut tensor = Tensor::zeroed();
         tensor.set_name("blk.0.attn_q");
         assert_eq!(tensor.name(), "blk.0.attn_q");

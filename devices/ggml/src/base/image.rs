@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_is_that_of_the_abi() {
+    fn symbol_hashes_match_the_elf_abi() {
         assert_eq!(hash(""), 0);
         assert_eq!(hash("exit"), 0x0006cf04);
         assert_eq!(hash("printf"), 0x077905a6);

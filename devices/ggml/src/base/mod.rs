@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_cuda_plugin_imports_is_there() {
+    fn symbols_imported_by_the_cuda_plugin_exist() {
         // `nm -D --undefined-only libggml-cuda.so` of npm's @node-llama-cpp/linux-x64-cuda 3.22.1,
         // and further functions that its sources of 0.25.3 call. Tests load the other plugins.
         let names = include_str!("../../tests/fixtures/imports-of-cuda.txt").lines();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_plugin_settles_the_version() {
+    fn the_first_plugin_fixes_the_interface_version() {
         // The only test of this process that settles, so the order of tests does not matter.
         assert!(settle(99).unwrap_err().contains("known are 2 and 3"));
         assert_eq!(settle(2), Ok(Version::V2));

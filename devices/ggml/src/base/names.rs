@@ -72,7 +72,7 @@ mod tests {
     use crate::abi::glu;
 
     #[test]
-    fn numbers_and_names_belong_together() {
+    fn operation_numbers_have_the_expected_names() {
         assert_eq!(OPS.len(), op::COUNT as usize);
         for (number, name) in [
             (op::NONE, c"NONE"),
@@ -101,7 +101,7 @@ mod tests {
     /// samite's names are ggml's, so this finds operations with a wrong number. A cast is one of
     /// ggml's copies.
     #[test]
-    fn operations_are_converted_to_the_number_of_their_name() {
+    fn operations_map_to_the_number_of_their_name() {
         use samite_core::OpKind;
         for (number, kind) in crate::convert::params::TABLE {
             let expected = match kind {

@@ -175,7 +175,7 @@ mod tests {
     use std::mem::{offset_of, size_of};
 
     #[test]
-    fn layouts_are_those_of_upstream() {
+    fn struct_layouts_match_upstream() {
         assert_eq!(size_of::<ThreadpoolParams>(), 528);
         assert_eq!(offset_of!(ThreadpoolParams, n_threads), 512);
         assert_eq!(offset_of!(ThreadpoolParams, poll), 520);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_at_a_time() {
+    fn critical_sections_admit_one_thread_at_a_time() {
         let mut count = 0u32;
         let address = &raw mut count as usize;
         std::thread::scope(|scope| {

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_and_order() {
+    fn contiguity_and_permutation_are_detected() {
         let plain = tensor(DType::F32, [4, 3, 2, 2]);
         let mut columns = plain;
         columns.nb = [4, 32, 96, 192];
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn repeats_and_positions() {
+    fn repetition_and_index_unravelling() {
         let (small, large) = (
             tensor(DType::F32, [2, 1, 1, 1]),
             tensor(DType::F32, [4, 3, 2, 5]),
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_of_views_is_not_fused() {
+    fn cyclic_views_are_not_fused() {
         let mut view = tensor(DType::F32, [4, 1, 1, 1]);
         view.flags = flag::COMPUTE;
         let node = &raw mut view;

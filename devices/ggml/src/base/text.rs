@@ -175,7 +175,7 @@ mod tests {
     variadic!(hear_entry, hear, 2, "rdx", "x2");
 
     #[test]
-    fn any_number_of_arguments_of_any_kind() {
+    fn variadic_messages_format_all_argument_kinds() {
         type Variadic = unsafe extern "C" fn(c_int, *const c_char, ...);
         // SAFETY: the ABI of such a function.
         let say = unsafe {
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_are_cut() {
+    fn long_messages_are_truncated() {
         type Variadic = unsafe extern "C" fn(c_int, *const c_char, ...);
         // SAFETY: `variadic!` defines `log_entry` with the ABI of such a function, for which Rust
         // has no definition syntax.

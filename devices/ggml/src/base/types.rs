@@ -269,7 +269,7 @@ mod tests {
     use std::mem::{offset_of, size_of};
 
     #[test]
-    fn layout_is_that_of_upstream() {
+    fn struct_layout_matches_upstream() {
         assert_eq!(size_of::<Traits>(), 56);
         assert_eq!(offset_of!(Traits, block_bytes), 24);
         assert_eq!(offset_of!(Traits, is_quantized), 32);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_go_there_and_back() {
+    fn rows_round_trip_within_the_error_limit() {
         let values: Vec<f32> = (0..512).map(|i| (i as f32 * 0.37).sin()).collect();
         for dtype in DType::all() {
             let (Some(decode), Some(encode)) = codec(dtype) else {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_iq4_xs() {
+    fn iq4_xs_rows_quantize_identically_through_both_functions() {
         let values: Vec<f32> = (0..512).map(|i| (i as f32 * 0.11).cos()).collect();
         let mut bytes = [vec![0u8; 272], vec![0u8; 272]];
         let (from, to) = (

@@ -87,7 +87,7 @@ fn computed(graph: &Graph) -> Vec<(Op, Layout, bool)> {
 }
 
 #[test]
-fn a_graph_with_views_and_writes_survives() {
+fn a_graph_with_views_and_writes_round_trips() {
     let mut g = Graph::new();
     let x = g.input("x", DType::F32, [64, 5, 1, 1]).unwrap();
     let w = g.leaf("w", DType::Q8_0, [64, 96, 1, 1]).unwrap();
@@ -134,7 +134,7 @@ fn a_graph_with_views_and_writes_survives() {
 }
 
 #[test]
-fn views_are_where_ggml_has_them() {
+fn views_are_inserted_where_ggml_lists_them() {
     let mut g = Graph::new();
     let x = g.input("x", DType::F32, [8, 2, 1, 1]).unwrap();
     let a = g.sqr(x).unwrap();
@@ -191,7 +191,7 @@ fn import(
 }
 
 #[test]
-fn a_result_over_an_operand_that_is_still_read_gets_a_copy_of_it() {
+fn results_that_overlap_a_live_operand_use_a_copy() {
     let make = |op, at: usize| {
         move |base| {
             let mut node = tensor(DType::F32, [8, 8, 1, 1], base + at);
@@ -221,7 +221,7 @@ fn a_result_over_an_operand_that_is_still_read_gets_a_copy_of_it() {
 }
 
 #[test]
-fn results_with_gaps_and_new_shapes_are_computed_in_steps() {
+fn strided_and_reshaped_results_take_extra_nodes() {
     use crate::abi::op::{CONT, SQR};
     let imported = import(|base| {
         let mut x = tensor(DType::F32, [4, 3, 1, 1], base);
@@ -255,7 +255,7 @@ fn results_with_gaps_and_new_shapes_are_computed_in_steps() {
 }
 
 #[test]
-fn nonsense_is_refused_with_a_reason() {
+fn invalid_graphs_are_refused_with_a_reason() {
     use crate::abi::op::{ADD, SQR};
     let reason = |make: fn(usize) -> Vec<Tensor>| import(make).err().unwrap().into_owned();
     let refused = reason(|base| {

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn plugins_are_used_in_ggmls_order() {
+    fn plugins_are_used_in_ggml_order() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["cpu-b", "opencl", "zzz", "cuda", "cpu-a", "vulkan", "blas"] {
             std::fs::write(folder.path().join(format!("libggml-{name}.so")), "").unwrap();
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_named_is_one_plugin_and_the_only_one_of_its_name() {
+    fn a_named_plugin_file_replaces_its_variants() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(format!("libggml-{name}.so"));
         for name in ["cpu-a", "cpu-b", "vulkan"] {
@@ -428,7 +428,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn what_others_can_change_is_not_loaded_from_the_programs_folder() {
+    fn world_writable_plugins_in_the_program_folder_are_refused() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let set_mode = |path: &Path, mode| {
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_disabled_is_not_tried() {
+    fn disabled_plugins_are_not_tried() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(format!("libggml-{name}.so"));
         for name in ["cpu-a", "vulkan", "opencl"] {

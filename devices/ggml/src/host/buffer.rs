@@ -742,7 +742,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_in_any_order_make_a_whole() {
+    fn partial_writes_assemble_in_any_order() {
         let mut partial = Partial::new(10);
         assert!(!partial.take(4, &[4, 5, 6]));
         assert!(

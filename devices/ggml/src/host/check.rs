@@ -7,8 +7,8 @@
 //! another release computes something else, or ends the process that tries it.
 
 use samite_core::{
-    CancelToken, DType, Device, Error, Glu, Graph, Op, Placed, Precision, Result, RunControl, Slot,
-    Stream, TensorId, TensorInfo, TensorRef, Unary, Usage,
+    CancelToken, DType, Device, Error, Glu, Graph, Op, PlacedGraph, Precision, Result, RunControl,
+    Slot, Stream, TensorId, TensorInfo, TensorRef, Unary, Usage,
 };
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const COLUMNS: usize = 32;
 const ROWS: usize = 2;
 
 /// An operation on one or two operands, and its expected result.
-struct Question {
+struct TrialCase {
     op: Op,
     operands: usize,
     answer: fn(&[f32], &[f32]) -> Vec<f32>,
@@ -28,13 +28,13 @@ fn silu(x: f32) -> f32 {
 }
 
 /// Returns questions from all over ggml's operation numbers.
-fn questions() -> Vec<Question> {
-    let each = |op, answer| Question {
+fn questions() -> Vec<TrialCase> {
+    let each = |op, answer| TrialCase {
         op,
         operands: 1,
         answer,
     };
-    let both = |op, answer| Question {
+    let both = |op, answer| TrialCase {
         op,
         operands: 2,
         answer,
@@ -144,7 +144,7 @@ pub fn compute(
             .collect();
         stream.write(place(*id)?, 0, &bytes)?;
     }
-    let mut prepared = stream.prepare(Placed {
+    let mut prepared = stream.prepare(PlacedGraph {
         graph,
         nodes,
         places: &places,
@@ -169,7 +169,7 @@ pub fn compute(
 fn ask(
     device: &dyn Device,
     stream: &mut dyn Stream,
-    question: &Question,
+    question: &TrialCase,
     operands: [&[f32]; 2],
 ) -> Result<Option<Vec<f32>>> {
     let mut graph = Graph::new();
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answers_are_those_of_the_reference() {
+    fn known_answers_match_the_reference() {
         use samite_reference::{ReferenceDevice, ReferenceOptions};
         let device: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
         assert_eq!(computes(&device), Ok(()));

@@ -9,8 +9,9 @@ use crate::abi::{self, DevCaps, DevProps, Tensor, device_type};
 use crate::convert::UnsupportedConversion;
 use crate::convert::export::{Exported, TensorLocation};
 use samite_core::{
-    Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, HostMemory, Keep,
-    MemoryInfo, Node, Op, Parameters, Result, Stream, Support, TensorId, Usage, host_buffer,
+    Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, HostMemory,
+    KeepAlive, MemoryInfo, Node, Op, Parameters, Result, Stream, Support, TensorId, Usage,
+    host_buffer,
 };
 use samite_wire::gaps;
 use std::any::Any;
@@ -458,7 +459,7 @@ impl Device for GgmlDevice {
         wants
     }
 
-    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<KeepAlive> {
         let optimizer = self.optimizer.get_or_init(|| Optimizer::open(self));
         match optimizer {
             Some(optimizer) => optimizer.optimize(&self.name, graph, nodes),

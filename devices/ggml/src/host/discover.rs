@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_files() {
+    fn plugin_names_are_parsed_from_file_names() {
         let name = |file: &str| backend_name(Path::new(file)).map(str::to_owned);
         assert_eq!(name("/x/libggml-cpu-haswell.so").as_deref(), Some("cpu"));
         assert_eq!(name("/x/ggml-vulkan.so").as_deref(), Some("vulkan"));

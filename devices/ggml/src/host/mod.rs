@@ -38,7 +38,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod trial;
-mod verdicts;
+mod trial_cache;
 
 pub use backend::{GgmlBackend, GgmlOptions, PATH_VARIABLE};
 pub use probe::probe;

@@ -12,7 +12,7 @@ use crate::abi::{self, GraphOptimize, GraphOptimizeParams, Tensor};
 use crate::convert::UnsupportedConversion;
 use crate::convert::export::{Exported, TensorLocation, with_views};
 use samite_core::reorder::{check_order, memories};
-use samite_core::{Buffer, Graph, Keep, TensorId, Usage};
+use samite_core::{Buffer, Graph, KeepAlive, TensorId, Usage};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -47,11 +47,11 @@ impl Drop for OwnedBackend {
 }
 
 /// Tensors that the plugin wants to keep, and the tensor until which to keep each.
-type Wishes = Vec<(*mut Tensor, *mut Tensor)>;
+type LifetimeRequests = Vec<(*mut Tensor, *mut Tensor)>;
 
 unsafe extern "C" fn add_alloc_dep(wishes: *mut c_void, tensor: *mut Tensor, until: *mut Tensor) {
     // SAFETY: `ask` passes a pointer that lives as long as the call.
-    unsafe { &mut *wishes.cast::<Wishes>() }.push((tensor, until));
+    unsafe { &mut *wishes.cast::<LifetimeRequests>() }.push((tensor, until));
 }
 
 /// Returns the location of a tensor before memory is planned.
@@ -90,7 +90,7 @@ impl Optimizer {
     /// Asks the plugin about `nodes`, reorders them as it requests, and returns the tensors that it
     /// wants to keep. `device` is the name of the device. An order that changes the meaning is
     /// ignored and logged.
-    pub fn optimize(&self, device: &str, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+    pub fn optimize(&self, device: &str, graph: &Graph, nodes: &mut [TensorId]) -> Vec<KeepAlive> {
         // Plugins may not support empty results.
         let is_empty = |id: &TensorId| graph.tensor(*id).layout.is_empty();
         if nodes.len() < 2 || nodes.iter().any(is_empty) {
@@ -123,8 +123,8 @@ impl Optimizer {
     }
 
     /// Calls the plugin.
-    fn ask(&self, exported: &mut Exported) -> Result<Wishes, &'static str> {
-        let mut wishes = Wishes::new();
+    fn ask(&self, exported: &mut Exported) -> Result<LifetimeRequests, &'static str> {
+        let mut wishes = LifetimeRequests::new();
         let mut params = GraphOptimizeParams {
             add_alloc_dep: Some(add_alloc_dep),
             user_data: (&raw mut wishes).cast(),
@@ -184,8 +184,8 @@ fn keep(
     graph: &Graph,
     sequence: &[TensorId],
     names: &HashMap<*mut Tensor, TensorId>,
-    wishes: &Wishes,
-) -> Vec<Keep> {
+    wishes: &LifetimeRequests,
+) -> Vec<KeepAlive> {
     let position: HashMap<TensorId, usize> = sequence
         .iter()
         .enumerate()
@@ -212,7 +212,7 @@ fn keep(
         let rest = sequence.get(end..).unwrap_or_default();
         // A view is available when the next node is.
         let &until = rest.iter().find(is_computed).or(last)?;
-        Some(Keep { tensor, until })
+        Some(KeepAlive { tensor, until })
     });
     kept.collect()
 }

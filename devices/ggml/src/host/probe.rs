@@ -3,7 +3,7 @@
 use super::check::computes;
 use super::device::GgmlDevice;
 use super::library::Plugin;
-use super::verdicts::Verdicts;
+use super::trial_cache::TrialCache;
 use samite_core::Device;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -85,16 +85,16 @@ pub struct ProbeResult {
 /// # Errors
 /// Returns the reason why it cannot be used, or how the process ended.
 pub fn ask(prober: &[OsString], path: &Path) -> Result<ProbeResult, String> {
-    ask_with(prober, path, Verdicts::for_plugin(path), TRIAL_PATIENCE)
+    ask_with(prober, path, TrialCache::for_plugin(path), TRIAL_PATIENCE)
 }
 
 fn ask_with(
     prober: &[OsString],
     path: &Path,
-    verdicts: Option<Verdicts>,
+    trial_cache: Option<TrialCache>,
     patience: Duration,
 ) -> Result<ProbeResult, String> {
-    if let Some(known) = verdicts.as_ref().and_then(Verdicts::read) {
+    if let Some(known) = trial_cache.as_ref().and_then(TrialCache::read) {
         let (answer, _) = start(prober, path, false, patience)?;
         let verdict = |(identity, _): &(String, _)| {
             let known = known.iter().find(|(device, _)| device == identity)?;
@@ -108,8 +108,8 @@ fn ask_with(
     }
     let (answer, end) = start(prober, path, true, patience)?;
     // A timeout may be the machine's fault, so try again next time.
-    if let (Some(verdicts), End::Exit(_)) = (verdicts, end) {
-        verdicts.write(&answer.devices);
+    if let (Some(trial_cache), End::Exit(_)) = (trial_cache, end) {
+        trial_cache.write(&answer.devices);
     }
     Ok(answer)
 }
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_understood() {
+    fn probe_answers_are_parsed() {
         let path = Path::new("/x.so");
         let ask = |script: &str| ask(&shell(script), path);
         let answer = |score, devices: &[(&str, Option<&str>)]| {
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn known_verdicts_are_those_of_the_device_and_save_the_trial() {
+    fn cached_verdicts_are_per_device_and_skip_the_trial() {
         let folder = tempfile::tempdir().unwrap();
         let plugin = folder.path().join("x.so");
         std::fs::write(&plugin, "1").unwrap();
@@ -313,9 +313,9 @@ mod tests {
             let script = format!(
                 "echo samite-probe-ok 1; for d in {devices}; do echo samite-probe-device $d; done; [ $0 = {LOAD_ONLY} ] || {{ {trial}; }}"
             );
-            let verdicts = Verdicts::in_folder(&folder.path().join("kept"), &plugin);
+            let trial_cache = TrialCache::in_folder(&folder.path().join("kept"), &plugin);
             let patience = Duration::from_millis(1500);
-            let answer = ask_with(&shell(&script), &plugin, verdicts, patience).unwrap();
+            let answer = ask_with(&shell(&script), &plugin, trial_cache, patience).unwrap();
             let devices = answer.devices.into_iter();
             let devices = devices.map(|(identity, doubt)| identity + &doubt.unwrap_or_default());
             devices.collect::<Vec<_>>()
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_says_why() {
+    fn failed_probes_report_the_reason() {
         let mut lines = Vec::new();
         probe(Path::new("/does/not/exist.so"), true, &mut |line| {
             lines.push(line.to_owned());

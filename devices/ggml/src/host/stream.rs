@@ -7,8 +7,8 @@ use crate::abi::{self, Status};
 use crate::convert::UnsupportedConversion;
 use crate::convert::export::{Exported, TensorLocation, with_views};
 use samite_core::{
-    Access, Buffer, CancelToken, Device, Error, Event, HostMemory, MemorySet, Placed, Prepared,
-    Result, Rows, RunControl, Stream, TensorRef,
+    Access, Buffer, CancelToken, Device, Error, Event, HostMemory, MemorySet, PlacedGraph,
+    Prepared, Result, Rows, RunControl, Stream, TensorRef,
 };
 use std::any::Any;
 use std::ffi::c_void;
@@ -62,7 +62,7 @@ impl Drop for PeerQueue {
 /// Resources that must outlive queued work.
 #[derive(Default)]
 struct Pending {
-    graphs: Vec<Arc<Keep>>,
+    graphs: Vec<Arc<GraphResources>>,
     buffers: Vec<Arc<dyn Buffer>>,
     /// Copies of bytes to write, because plugins read them later.
     staged: Vec<Vec<u8>>,
@@ -99,7 +99,7 @@ struct GgmlGraph {
     memory: MemorySet,
     /// True if it uses guarded host memory, which is locked only during a call.
     guarded: bool,
-    keep: Arc<Keep>,
+    keep: Arc<GraphResources>,
     device: *const GgmlDevice,
 }
 
@@ -191,7 +191,12 @@ impl GgmlStream {
         })
     }
 
-    fn place(&self, place: &TensorRef, keep: &mut Keep, is_leaf: bool) -> Result<TensorLocation> {
+    fn place(
+        &self,
+        place: &TensorRef,
+        keep: &mut GraphResources,
+        is_leaf: bool,
+    ) -> Result<TensorLocation> {
         keep.add(place);
         let own = place.buffer.as_any().downcast_ref::<GgmlBuffer>();
         let own = own.filter(|buffer| buffer.is_of(&self.device.core().plugin));
@@ -231,13 +236,13 @@ impl GgmlStream {
 
 /// Resources that a graph keeps alive.
 #[derive(Default)]
-struct Keep {
+struct GraphResources {
     buffers: Vec<Arc<dyn Buffer>>,
     /// Foreign host memory.
     wrapped: Vec<Wrapped>,
 }
 
-impl Keep {
+impl GraphResources {
     fn add(&mut self, place: &TensorRef) {
         if !self
             .buffers
@@ -260,9 +265,9 @@ impl Stream for GgmlStream {
         &*self.device
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         work.check()?;
-        let mut keep = Keep::default();
+        let mut keep = GraphResources::default();
         let (mut memory, mut guarded) = (MemorySet::default(), false);
         for node in work.computed() {
             if let samite_core::Support::No(reason) = self.device.supports(node) {

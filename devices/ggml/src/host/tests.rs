@@ -8,8 +8,8 @@ use crate::abi::{
     Version, device_type, op, usage,
 };
 use samite_core::{
-    CancelToken, DType, Device as _, Graph, HostMemory, Keep, Layout, Placed, Rows, RunControl,
-    Slot, StoredTensor, TensorId, TensorInfo, TensorRef, Usage,
+    CancelToken, DType, Device as _, Graph, HostMemory, KeepAlive, Layout, PlacedGraph, Rows,
+    RunControl, Slot, StoredTensor, TensorId, TensorInfo, TensorRef, Usage,
 };
 use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
@@ -545,7 +545,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn offers_are_passed_on() {
+fn plugin_capabilities_are_forwarded() {
     let (device, _) = lazy();
     let capabilities = device.capabilities();
     assert!(capabilities.asynchronous && capabilities.events && capabilities.host_buffer);
@@ -556,7 +556,7 @@ fn offers_are_passed_on() {
 }
 
 #[test]
-fn writes_take_their_data_and_wait_for_nothing() {
+fn writes_are_queued_with_their_data_without_waiting() {
     let (device, context) = lazy();
     let tensor = rows(&device, 3);
     let mut stream = Arc::clone(&device).open_stream().unwrap();
@@ -618,7 +618,7 @@ fn memory_lives_until_queued_work_is_done() {
         let b = graph.scale(a, 3.0).unwrap();
         let y = rows(&device, 1);
         let places = [Some(x.clone()), Some(y.clone())];
-        let work = Placed {
+        let work = PlacedGraph {
             graph: &graph,
             nodes: &[b],
             places: &places,
@@ -648,7 +648,7 @@ fn memory_lives_until_queued_work_is_done() {
 }
 
 #[test]
-fn events_are_the_plugins() {
+fn events_use_the_plugin_events() {
     let (device, context) = lazy();
     let tensor = rows(&device, 1);
     let [mut first, mut second] = [(), ()].map(|()| Arc::clone(&device).open_stream().unwrap());
@@ -673,7 +673,7 @@ fn events_are_the_plugins() {
 }
 
 #[test]
-fn memory_is_filled_to_the_byte() {
+fn memory_fills_are_byte_exact() {
     let (device, _) = lazy();
     let tensor = rows(&device, 2);
     let bytes = || {
@@ -692,7 +692,7 @@ fn memory_is_filled_to_the_byte() {
 }
 
 #[test]
-fn results_are_as_large_as_their_operations_want() {
+fn result_sizes_follow_the_plugin_allocation_size() {
     let (device, _) = lazy();
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
@@ -706,7 +706,7 @@ fn results_are_as_large_as_their_operations_want() {
 }
 
 #[test]
-fn devices_of_a_plugin_copy_and_wait_among_themselves() {
+fn devices_of_one_plugin_copy_and_wait_directly() {
     let [(giver, given), (taker, taken)] = lazy_pair("CUDA");
     let memory = [giver.buffer_type(), taker.buffer_type()];
     assert!(taker.can_copy(&memory[0], &memory[1]));
@@ -751,7 +751,7 @@ fn devices_of_a_plugin_copy_and_wait_among_themselves() {
 }
 
 #[test]
-fn mapped_memory_is_used_where_it_lies() {
+fn mapped_memory_is_used_in_place() {
     let (device, context) = lazy();
     assert!(device.capabilities().import_host);
     let numbers: &'static [f32] = Box::leak(Box::new([0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0]));
@@ -776,7 +776,7 @@ fn mapped_memory_is_used_where_it_lies() {
     let result = rows(&device, 1);
     let places = [Some(weights.tensor().clone()), Some(result.clone())];
     let mut stream = Arc::clone(&device).open_stream().unwrap();
-    let work = Placed {
+    let work = PlacedGraph {
         graph: &graph,
         nodes: &[y],
         places: &places,
@@ -817,7 +817,7 @@ fn branches() -> (Graph, [TensorId; 5]) {
 
 fn optimized(
     optimize: impl FnMut(&mut CGraph, &dyn Fn(*mut Tensor, *mut Tensor)) + Send + 'static,
-) -> ([TensorId; 3], Vec<Keep>) {
+) -> ([TensorId; 3], Vec<KeepAlive>) {
     let (device, context) = lazy();
     context.lock().unwrap().optimize = Some(Box::new(optimize));
     let (graph, [_, a, _, c, b]) = branches();
@@ -860,13 +860,13 @@ fn plugins_see_graphs_before_memory_is_planned() {
         nodes(graph).copy_from_slice(&[third, first, view, second]);
     });
     assert_eq!(order, [b, a, c]);
-    let keep = |tensor, until| Keep { tensor, until };
+    let keep = |tensor, until| KeepAlive { tensor, until };
     // The first node after a view; the later of two ends; the end of the sequence if unknown.
     assert_eq!(kept, [keep(x, c), keep(a, c), keep(b, c)]);
 }
 
 #[test]
-fn wrong_orders_of_plugins_are_left_out() {
+fn invalid_node_orders_of_plugins_are_ignored() {
     type Change = fn(&mut CGraph);
     let changes: [Change; 6] = [
         |graph| nodes(graph).swap(0, 2),
@@ -890,7 +890,7 @@ fn wrong_orders_of_plugins_are_left_out() {
         keep(unsafe { (*first).src[0] }, second);
         nodes(graph).swap(0, 2);
     });
-    let expected = Keep {
+    let expected = KeepAlive {
         tensor: x,
         until: c,
     };

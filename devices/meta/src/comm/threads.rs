@@ -1,7 +1,7 @@
 //! A group of threads in one process.
 
 use super::Communicator;
-use super::meeting::{Call, Meeting, Poison};
+use super::spin_barrier::{Call, Poison, SpinBarrier};
 use samite_core::{Error, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -12,7 +12,7 @@ use std::time::Duration;
 type PublishedBuffers<T> = [Vec<RwLock<Vec<T>>>; 2];
 
 struct ThreadGroupState {
-    meeting: Meeting,
+    spin_barrier: SpinBarrier,
     /// Number of resets of the group.
     beginnings: AtomicUsize,
     numbers: PublishedBuffers<f32>,
@@ -42,7 +42,7 @@ impl ThreadGroup {
     /// most `deadline`.
     pub fn new(size: usize, spins: usize, deadline: Duration) -> Self {
         ThreadGroup(Arc::new(ThreadGroupState {
-            meeting: Meeting::new(size, spins, deadline),
+            spin_barrier: SpinBarrier::new(size, spins, deadline),
             beginnings: AtomicUsize::new(0),
             numbers: published(size),
             bytes: published(size),
@@ -65,17 +65,17 @@ impl ThreadGroup {
 
     /// Makes every call fail until the group is reset.
     pub fn abort(&self, reason: &str) {
-        self.0.meeting.poison(reason.to_owned());
+        self.0.spin_barrier.poison(reason.to_owned());
     }
 
     /// Returns whether a failure occurred.
     pub fn is_poisoned(&self) -> bool {
-        self.0.meeting.is_poisoned()
+        self.0.spin_barrier.is_poisoned()
     }
 
     /// Resets the group after a failure. No member may be in a call.
     pub fn reset(&self) {
-        self.0.meeting.reset();
+        self.0.spin_barrier.reset();
         self.0.beginnings.fetch_add(1, Ordering::Release);
     }
 }
@@ -119,7 +119,10 @@ impl ThreadCommunicator {
             grow(&mut place, mine.len())?;
             place[..mine.len()].copy_from_slice(mine);
         }
-        self.shared.meeting.meet(self.rank, call).map_err(failed)?;
+        self.shared
+            .spin_barrier
+            .meet(self.rank, call)
+            .map_err(failed)?;
         Ok(turn)
     }
 
@@ -216,11 +219,14 @@ impl Communicator for ThreadCommunicator {
             count: 0,
         };
         self.calls += 1;
-        self.shared.meeting.meet(self.rank, call).map_err(failed)
+        self.shared
+            .spin_barrier
+            .meet(self.rank, call)
+            .map_err(failed)
     }
 
     fn abort(&self, reason: &str) {
-        self.shared.meeting.poison(reason.to_owned());
+        self.shared.spin_barrier.poison(reason.to_owned());
     }
 }
 
@@ -254,7 +260,7 @@ mod tests {
     /// One member fails before a call in which the other one waits, so they have made different
     /// numbers of calls.
     #[test]
-    fn after_a_failure_members_hear_each_other_again() {
+    fn members_communicate_again_after_a_failure() {
         for before in 0..3 {
             let group = ThreadGroup::new(2, 50, LONG);
             let mut members = group.members().into_iter();
@@ -291,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_have_the_same_bits_everywhere_and_are_made_in_order() {
+    fn sums_are_bit_identical_and_in_rank_order() {
         for size in 1..5 {
             for len in [0, 1, 7, 4096] {
                 let value = |rank: usize, i: usize| 0.1 + rank as f32 * 1e-7 + i as f32;
@@ -312,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn uneven_parts_are_gathered_and_choices_are_told() {
+    fn uneven_shards_are_gathered_and_values_broadcast() {
         let counts = [3, 0, 5];
         let all = together(3, 0, |comm| {
             let mine = vec![comm.rank() as u8 + 1; counts[comm.rank()]];
@@ -332,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_overwritten_before_all_have_read_it() {
+    fn buffers_are_not_reused_before_all_members_read_them() {
         const CALLS: usize = 20_000;
         let wrong: usize = together(3, 20, |comm| {
             (0..CALLS)
@@ -349,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abort_and_a_wrong_order_are_errors_for_all() {
+    fn aborts_and_mismatched_calls_are_errors_for_all() {
         let errors = together(3, 0, |comm| match comm.rank() {
             0 => {
                 comm.abort("out of memory");

@@ -1,18 +1,24 @@
 //! Attention and its parts.
 
 use super::{Case, Decision};
-use crate::state::{Runs, State};
+use crate::state::{AxisRuns, SplitState};
 use samite_core::Op;
 
 /// Returns the state that a mask must have if the given extent belongs to the split axis. Returns
 /// `None` if its parts do not match.
-fn mask(c: &Case<'_>, index: usize, axis: usize, whole: usize, runs: &Runs) -> Option<State> {
+fn mask(
+    c: &Case<'_>,
+    index: usize,
+    axis: usize,
+    whole: usize,
+    runs: &AxisRuns,
+) -> Option<SplitState> {
     let Some(extent) = c.extent(index, axis) else {
-        return Some(State::Mirrored);
+        return Some(SplitState::Mirrored);
     };
     match extent {
-        extent if extent == whole => Some(State::split(axis, runs.clone())),
-        1 if axis >= 2 => Some(State::Mirrored),
+        extent if extent == whole => Some(SplitState::split(axis, runs.clone())),
+        1 if axis >= 2 => Some(SplitState::Mirrored),
         _ => None,
     }
 }
@@ -23,7 +29,7 @@ pub(super) fn soft_max(c: &Case<'_>) -> Option<Decision> {
         return None;
     };
     let (axis, runs) = c.split(0).filter(|&(axis, _)| axis > 0)?;
-    let state = State::split(axis, runs.clone());
+    let state = SplitState::split(axis, runs.clone());
     let mut want = c.want([(0, state.clone())]);
     if let Some(place) = want.get_mut(1) {
         *place = mask(c, 1, axis, c.extent(0, axis)?, runs)?;
@@ -34,7 +40,7 @@ pub(super) fn soft_max(c: &Case<'_>) -> Option<Decision> {
             return None;
         }
         if let Some(place) = want.get_mut(2) {
-            *place = State::split(0, runs.clone());
+            *place = SplitState::split(0, runs.clone());
         }
     }
     Decision::each(want, state)
@@ -46,13 +52,13 @@ pub(super) fn rope(c: &Case<'_>) -> Option<Decision> {
         return None;
     };
     if let Some((axis, runs)) = c.split(0) {
-        let state = State::split(axis, runs.clone());
+        let state = SplitState::split(axis, runs.clone());
         return match axis {
             0 => None,
             // The positions of one token are not adjacent.
             2 if of.axes() > 1 => None,
             2 => {
-                let positions = State::split(0, runs.clone());
+                let positions = SplitState::split(0, runs.clone());
                 let want = c.want([(0, state.clone()), (1, positions)]);
                 Decision::each(want, state)
             }
@@ -69,14 +75,14 @@ pub(super) fn flash_attn(c: &Case<'_>) -> Option<Decision> {
         return None;
     };
     let group = c.extent(0, 2)?.checked_div(c.extent(1, 2)?)?;
-    let by_heads = |kv: &Runs| {
+    let by_heads = |kv: &AxisRuns| {
         if max_bias > 0.0 {
             return None;
         }
         let heads = kv.times(group);
-        let cached = State::split(2, kv.clone());
+        let cached = SplitState::split(2, kv.clone());
         let mut want = c.want([
-            (0, State::split(2, heads.clone())),
+            (0, SplitState::split(2, heads.clone())),
             (1, cached.clone()),
             (2, cached),
         ]);
@@ -84,22 +90,22 @@ pub(super) fn flash_attn(c: &Case<'_>) -> Option<Decision> {
             *place = mask(c, 3, 2, c.extent(0, 2)?, &heads)?;
         }
         if let Some(place) = want.get_mut(4) {
-            *place = State::split(0, heads.clone());
+            *place = SplitState::split(0, heads.clone());
         }
-        Decision::each(want, State::split(1, heads))
+        Decision::each(want, SplitState::split(1, heads))
     };
     if let Some(runs) = c.split_on(1, 2).or(c.split_on(2, 2)) {
         return by_heads(runs);
     }
     let (axis, runs) = c.split(0)?;
-    let queries = State::split(axis, runs.clone());
+    let queries = SplitState::split(axis, runs.clone());
     match axis {
         1 => {
             let mut want = c.want([(0, queries)]);
             if let Some(place) = want.get_mut(3) {
                 *place = mask(c, 3, 1, c.extent(0, 1)?, runs)?;
             }
-            Decision::each(want, State::split(2, runs.clone()))
+            Decision::each(want, SplitState::split(2, runs.clone()))
         }
         2 => by_heads(&runs.in_units(group)?),
         3 => {
@@ -107,7 +113,7 @@ pub(super) fn flash_attn(c: &Case<'_>) -> Option<Decision> {
             if let Some(place) = want.get_mut(3) {
                 *place = mask(c, 3, 3, c.extent(0, 3)?, runs)?;
             }
-            Decision::each(want, State::split(3, runs.clone()))
+            Decision::each(want, SplitState::split(3, runs.clone()))
         }
         _ => None,
     }

@@ -1,7 +1,7 @@
 //! Elementwise operations.
 
 use super::{Case, Decision, Mode};
-use crate::state::{Runs, State};
+use crate::state::{AxisRuns, SplitState};
 use samite_core::{DType, Op, Unary};
 
 /// Divides operations with one source.
@@ -10,13 +10,13 @@ pub(super) fn each(c: &Case<'_>) -> Option<Decision> {
         // Only the shape matters.
         let state = c.source(0)?.state.clone();
         let result = match &state {
-            State::Split { .. } => state.clone(),
-            State::Mirrored | State::Partial => State::Mirrored,
+            SplitState::Split { .. } => state.clone(),
+            SplitState::Mirrored | SplitState::Partial => SplitState::Mirrored,
         };
         return Decision::each(vec![state], result);
     }
     if let Some((axis, runs)) = c.split(0) {
-        let state = State::split(axis, runs.clone());
+        let state = SplitState::split(axis, runs.clone());
         state.check(c.result, usize::MAX).ok()?;
         return Decision::each(vec![state.clone()], state);
     }
@@ -31,13 +31,13 @@ pub(super) fn each(c: &Case<'_>) -> Option<Decision> {
 
 /// Returns the state that the second operand must have if the first is split along `axis`. Returns
 /// `None` if its parts do not match.
-fn second(c: &Case<'_>, axis: usize, runs: &Runs) -> Option<State> {
+fn second(c: &Case<'_>, axis: usize, runs: &AxisRuns) -> Option<SplitState> {
     let (whole, part) = (c.extent(0, axis)?, c.extent(1, axis)?);
     match part {
-        part if part == whole => Some(State::split(axis, runs.clone())),
-        1 => Some(State::Mirrored),
+        part if part == whole => Some(SplitState::split(axis, runs.clone())),
+        1 => Some(SplitState::Mirrored),
         // The operand is broadcast: each run must consist of whole periods.
-        period => runs.in_units(period).map(|_| State::Mirrored),
+        period => runs.in_units(period).map(|_| SplitState::Mirrored),
     }
 }
 
@@ -49,11 +49,11 @@ pub(super) fn binary(c: &Case<'_>) -> Option<Decision> {
     let same_shape = c.source(0)?.layout.shape() == c.source(1)?.layout.shape();
     if a && is_f32 {
         return match (is_sum, b) {
-            (true, true) => Decision::each(vec![State::Partial; 2], State::Partial),
+            (true, true) => Decision::each(vec![SplitState::Partial; 2], SplitState::Partial),
             // Only one member adds the replicated operand.
             (true, false) => Some(Decision {
-                want: c.want([(0, State::Partial)]),
-                result: State::Partial,
+                want: c.want([(0, SplitState::Partial)]),
+                result: SplitState::Partial,
                 mode: Mode::First { pass: 0 },
             }),
             (false, _) => c.linear_in(0),
@@ -63,8 +63,8 @@ pub(super) fn binary(c: &Case<'_>) -> Option<Decision> {
         match c.op {
             Op::Add if same_shape => {
                 return Some(Decision {
-                    want: c.want([(1, State::Partial)]),
-                    result: State::Partial,
+                    want: c.want([(1, SplitState::Partial)]),
+                    result: SplitState::Partial,
                     mode: Mode::First { pass: 1 },
                 });
             }
@@ -78,7 +78,7 @@ pub(super) fn binary(c: &Case<'_>) -> Option<Decision> {
         (None, Some((axis, runs))) if c.extent(0, axis) == c.extent(1, axis) => (axis, runs),
         _ => return None,
     };
-    let state = State::split(axis, runs.clone());
+    let state = SplitState::split(axis, runs.clone());
     state.check(c.result, usize::MAX).ok()?;
     let second = second(c, axis, runs)?;
     Decision::each(vec![state.clone(), second], state)
@@ -88,18 +88,18 @@ pub(super) fn binary(c: &Case<'_>) -> Option<Decision> {
 pub(super) fn add_id(c: &Case<'_>) -> Option<Decision> {
     if c.is_partial(0) {
         return Some(Decision {
-            want: c.want([(0, State::Partial)]),
-            result: State::Partial,
+            want: c.want([(0, SplitState::Partial)]),
+            result: SplitState::Partial,
             mode: Mode::First { pass: 0 },
         });
     }
     if let Some(runs) = c.split_on(0, 0).or(c.split_on(1, 0)) {
-        let state = State::split(0, runs.clone());
+        let state = SplitState::split(0, runs.clone());
         return Decision::each(c.want([(0, state.clone()), (1, state.clone())]), state);
     }
     let (axis, runs) = c.split(0).filter(|&(axis, _)| axis <= 2)?;
-    let state = State::split(axis, runs.clone());
-    let numbers = State::split(axis - 1, runs.clone());
+    let state = SplitState::split(axis, runs.clone());
+    let numbers = SplitState::split(axis - 1, runs.clone());
     Decision::each(c.want([(0, state.clone()), (2, numbers)]), state)
 }
 
@@ -107,11 +107,11 @@ pub(super) fn add_id(c: &Case<'_>) -> Option<Decision> {
 pub(super) fn glu(c: &Case<'_>) -> Option<Decision> {
     if c.source(1).is_some() {
         let (axis, runs) = c.split(0).or(c.split(1))?;
-        let state = State::split(axis, runs.clone());
+        let state = SplitState::split(axis, runs.clone());
         return Decision::each(vec![state.clone(); 2], state);
     }
     let (axis, runs) = c.split(0)?;
-    let state = State::split(axis, runs.clone());
+    let state = SplitState::split(axis, runs.clone());
     if axis > 0 {
         return Decision::each(vec![state.clone()], state);
     }
@@ -119,7 +119,7 @@ pub(super) fn glu(c: &Case<'_>) -> Option<Decision> {
     let half = c.extent(0, 0)? / 2;
     let (first, rest) = (runs.window(0, half), runs.window(half, half));
     if first == rest {
-        Decision::each(vec![state], State::split(0, first))
+        Decision::each(vec![state], SplitState::split(0, first))
     } else {
         None
     }
@@ -131,6 +131,6 @@ pub(super) fn diag_mask(c: &Case<'_>) -> Option<Decision> {
         return c.linear_in(0);
     }
     let (axis, runs) = c.split(0).filter(|&(axis, _)| axis >= 2)?;
-    let state = State::split(axis, runs.clone());
+    let state = SplitState::split(axis, runs.clone());
     Decision::each(vec![state.clone()], state)
 }

@@ -1,17 +1,17 @@
 //! Gradients and optimizer steps.
 
 use super::{Case, Decision};
-use crate::state::State;
+use crate::state::SplitState;
 
 /// Divides the sum of parts that were repeated from one element.
 pub(super) fn repeat_back(c: &Case<'_>) -> Option<Decision> {
     if let Some((axis, runs)) = c.split(0) {
-        let state = State::split(axis, runs.clone());
+        let state = SplitState::split(axis, runs.clone());
         return match c.result.shape()[axis] {
             extent if Some(extent) == c.extent(0, axis) => {
                 Decision::each(vec![state.clone()], state)
             }
-            1 => Decision::each(vec![state], State::Partial),
+            1 => Decision::each(vec![state], SplitState::Partial),
             _ => None,
         };
     }
@@ -24,7 +24,7 @@ pub(super) fn silu_back(c: &Case<'_>) -> Option<Decision> {
         return c.linear_in(0);
     }
     let (axis, runs) = c.split(0).or(c.split(1))?;
-    let state = State::split(axis, runs.clone());
+    let state = SplitState::split(axis, runs.clone());
     Decision::each(vec![state.clone(); 2], state)
 }
 
@@ -37,7 +37,7 @@ pub(super) fn back_of_rows(c: &Case<'_>) -> Option<Decision> {
     if axis == 0 {
         return None;
     }
-    let state = State::split(axis, runs.clone());
+    let state = SplitState::split(axis, runs.clone());
     Decision::each(vec![state.clone(); 2], state)
 }
 
@@ -45,12 +45,15 @@ pub(super) fn back_of_rows(c: &Case<'_>) -> Option<Decision> {
 pub(super) fn get_rows_back(c: &Case<'_>) -> Option<Decision> {
     match c.split(0) {
         Some((0, runs)) => {
-            let state = State::split(0, runs.clone());
+            let state = SplitState::split(0, runs.clone());
             Decision::each(c.want([(0, state.clone())]), state)
         }
         Some((1, runs)) => {
-            let numbers = State::split(0, runs.clone());
-            Decision::each(vec![State::split(1, runs.clone()), numbers], State::Partial)
+            let numbers = SplitState::split(0, runs.clone());
+            Decision::each(
+                vec![SplitState::split(1, runs.clone()), numbers],
+                SplitState::Partial,
+            )
         }
         Some(_) => None,
         None => c.linear_in(0),
@@ -64,6 +67,6 @@ pub(super) fn step(c: &Case<'_>) -> Option<Decision> {
     weights.as_split()?;
     let mut want = vec![weights.clone(); c.sources.len()];
     // The parameters.
-    *want.last_mut()? = State::Mirrored;
+    *want.last_mut()? = SplitState::Mirrored;
     Decision::each(want, weights.clone())
 }

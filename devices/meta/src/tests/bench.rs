@@ -2,11 +2,11 @@
 
 use crate::partition::{Exchange, Leaf, Partition, PartitionStep, Task};
 use crate::rules::{Case as RuleCase, Decision};
-use crate::state::{State, pieces};
+use crate::state::{SplitState, pieces};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 use samite_core::{
-    CancelToken, DType, Device, Graph, Layout, Placed, Result, RunControl, Slot, StoredTensor,
+    CancelToken, DType, Device, Graph, Layout, PlacedGraph, Result, RunControl, Slot, StoredTensor,
     TensorId, TensorRef, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
@@ -84,7 +84,7 @@ impl Bench {
 
     pub fn run(&self, nodes: &[TensorId]) -> Result<()> {
         let mut stream = (Arc::clone(&self.device) as Arc<dyn Device>).open_stream()?;
-        let mut prepared = stream.prepare(Placed {
+        let mut prepared = stream.prepare(PlacedGraph {
             graph: &self.graph,
             nodes,
             places: &self.places,
@@ -119,7 +119,7 @@ pub fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 /// Returns a member's shard of a contiguous tensor.
-pub fn part(layout: &Layout, state: &State, bytes: &[u8], member: usize) -> Vec<u8> {
+pub fn part(layout: &Layout, state: &SplitState, bytes: &[u8], member: usize) -> Vec<u8> {
     let Some((axis, runs)) = state.as_split() else {
         return bytes.to_vec();
     };
@@ -136,10 +136,10 @@ pub fn part(layout: &Layout, state: &State, bytes: &[u8], member: usize) -> Vec<
 }
 
 /// Assembles the whole tensor from the members' data.
-pub fn whole(layout: &Layout, state: &State, parts: &[Option<Vec<u8>>]) -> Vec<u8> {
+pub fn whole(layout: &Layout, state: &SplitState, parts: &[Option<Vec<u8>>]) -> Vec<u8> {
     match state {
-        State::Mirrored => parts[0].clone().unwrap(),
-        State::Partial => {
+        SplitState::Mirrored => parts[0].clone().unwrap(),
+        SplitState::Partial => {
             let mut sum = vec![0f32; layout.elements()];
             for part in parts {
                 let part = part.as_ref().unwrap();
@@ -149,7 +149,7 @@ pub fn whole(layout: &Layout, state: &State, parts: &[Option<Vec<u8>>]) -> Vec<u
             }
             sum.iter().flat_map(|v| v.to_le_bytes()).collect()
         }
-        State::Split { axis, runs } => {
+        SplitState::Split { axis, runs } => {
             let mut bytes = vec![0; layout.bytes()];
             pieces(layout, *axis, runs, 0, layout.bytes(), |piece| {
                 let part = parts[piece.member].as_ref().unwrap();
@@ -169,7 +169,7 @@ pub struct Case {
     pub limit: f64,
     pub graph: Graph,
     pub inputs: Vec<(TensorId, Vec<u8>)>,
-    pub states: BTreeMap<TensorId, State>,
+    pub states: BTreeMap<TensorId, SplitState>,
 }
 
 /// Result of comparing a divided graph with the whole one.
@@ -177,7 +177,7 @@ pub struct Case {
 pub struct Outcome {
     /// The error, if there is one.
     pub wrong: Option<String>,
-    pub states: Vec<Option<State>>,
+    pub states: Vec<Option<SplitState>>,
     pub exchanges: Vec<Exchange>,
 }
 
@@ -228,7 +228,11 @@ impl Case {
             alike,
         };
         let leaves = |id: TensorId| {
-            let state = self.states.get(&id).cloned().unwrap_or(State::Mirrored);
+            let state = self
+                .states
+                .get(&id)
+                .cloned()
+                .unwrap_or(SplitState::Mirrored);
             Ok(Leaf {
                 state,
                 stored: None::<Vec<Option<Arc<StoredTensor>>>>,
@@ -274,15 +278,18 @@ impl Case {
                 .find(|(id, _)| *id == input.tensor)
                 .unwrap();
             let layout = &self.graph.tensor(input.tensor).layout;
-            let state = self.states.get(&input.tensor).unwrap_or(&State::Mirrored);
+            let state = self
+                .states
+                .get(&input.tensor)
+                .unwrap_or(&SplitState::Mirrored);
             let mut rest: Vec<f32> = match state {
-                State::Partial => floats(bytes),
+                SplitState::Partial => floats(bytes),
                 _ => Vec::new(),
             };
             for (member, local) in input.locals.iter().enumerate() {
                 let Some(local) = *local else { continue };
                 match state {
-                    State::Partial => {
+                    SplitState::Partial => {
                         let share: Vec<f32> = if member + 1 == members {
                             rest.clone()
                         } else {
@@ -341,7 +348,10 @@ impl Case {
             .conversions
             .iter()
             .any(|conversion| conversion.exchange == Some(Exchange::Sum))
-            && !self.states.values().any(|state| *state == State::Partial);
+            && !self
+                .states
+                .values()
+                .any(|state| *state == SplitState::Partial);
         for id in self.graph.ids().filter(|&id| {
             let tensor = self.graph.tensor(id);
             tensor.flags.output && self.graph.memory_of(id) == id

@@ -1,24 +1,24 @@
 //! Random nodes of every kind, with random states of their sources.
 
 use super::bench::{Case, Rng, floats};
-use crate::state::{AxisRun, Runs, State};
+use crate::state::{AxisRun, AxisRuns, SplitState};
 use samite_core::{
     DType, Glu, Graph, Layout, Op, OpKind, Precision, Rope, RopeMode, Shape, SortOrder, TensorId,
     Unary,
 };
 
 /// Returns a random state that a tensor of this layout can have.
-pub fn state(rng: &Rng, layout: &Layout, members: usize) -> State {
+pub fn state(rng: &Rng, layout: &Layout, members: usize) -> SplitState {
     match rng.below(8) {
-        0 | 1 => State::Mirrored,
-        2 if layout.dtype() == DType::F32 => State::Partial,
+        0 | 1 => SplitState::Mirrored,
+        2 if layout.dtype() == DType::F32 => SplitState::Partial,
         _ => {
             let axis = rng.below(4);
             let block = match axis {
                 0 => layout.dtype().block_len(),
                 _ => 1,
             };
-            State::split(
+            SplitState::split(
                 axis,
                 runs(rng, layout.shape()[axis] / block, members).times(block),
             )
@@ -27,7 +27,7 @@ pub fn state(rng: &Rng, layout: &Layout, members: usize) -> State {
 }
 
 /// Returns random runs: often one per member, sometimes none, sometimes several.
-pub fn runs(rng: &Rng, total: usize, members: usize) -> Runs {
+pub fn runs(rng: &Rng, total: usize, members: usize) -> AxisRuns {
     let mut left = total;
     let mut list = Vec::new();
     let in_order = rng.below(3) > 0;
@@ -586,7 +586,7 @@ pub fn random(rng: &Rng, kind: OpKind, members: usize) -> Case {
         let layout = case.graph.tensor(*id).layout;
         let mut state = state(rng, &layout, members);
         // A stored tensor cannot be partial.
-        while targets.contains(id) && state == State::Partial {
+        while targets.contains(id) && state == SplitState::Partial {
             state = self::state(rng, &layout, members);
         }
         case.states.insert(*id, state);
@@ -600,14 +600,14 @@ pub fn random(rng: &Rng, kind: OpKind, members: usize) -> Case {
             other.reverse();
         }
         let both = half.followed_by(&other.into_iter().collect());
-        case.states.insert(id, State::split(0, both));
+        case.states.insert(id, SplitState::split(0, both));
     }
     if let Op::Concat { dim } = case.graph.tensor(result).op
         && rng.below(3) == 0
     {
         for (id, _) in &case.inputs {
             let extent = case.graph.tensor(*id).layout.shape()[dim];
-            let divided = State::split(dim, runs(rng, extent, members));
+            let divided = SplitState::split(dim, runs(rng, extent, members));
             case.states.insert(*id, divided);
         }
     }
@@ -752,8 +752,8 @@ pub fn layer(rng: &Rng, members: usize) -> Case {
         let state = match caches.contains(id) {
             // Split by heads, or mirrored: both allow writes of rows.
             true => match rng.below(2) {
-                0 => State::Mirrored,
-                _ => State::split(0, runs(rng, kv_heads, members).times(size)),
+                0 => SplitState::Mirrored,
+                _ => SplitState::split(0, runs(rng, kv_heads, members).times(size)),
             },
             false => state(rng, &layout, members),
         };

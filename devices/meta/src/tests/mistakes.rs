@@ -3,12 +3,12 @@
 use super::bench::Rng;
 use super::cases::random;
 use crate::rules::{Case, Decision, Mode, decide};
-use crate::state::State;
+use crate::state::SplitState;
 use samite_core::OpKind;
 
 type Change = fn(&Case<'_>, Decision) -> Decision;
 
-fn state(case: &Case<'_>, index: usize) -> State {
+fn state(case: &Case<'_>, index: usize) -> SplitState {
     case.sources[index].unwrap().state.clone()
 }
 
@@ -26,7 +26,7 @@ fn as_it_is(case: &Case<'_>, mut decision: Decision) -> Decision {
 /// Keeps a partial first source partial.
 fn stays_partial(case: &Case<'_>, decision: Decision) -> Decision {
     match state(case, 0) {
-        State::Partial => as_it_is(case, decision),
+        SplitState::Partial => as_it_is(case, decision),
         _ => decision,
     }
 }
@@ -34,15 +34,15 @@ fn stays_partial(case: &Case<'_>, decision: Decision) -> Decision {
 /// Keeps a split first source split.
 fn stays_split(case: &Case<'_>, decision: Decision) -> Decision {
     match state(case, 0) {
-        State::Split { .. } => as_it_is(case, decision),
+        SplitState::Split { .. } => as_it_is(case, decision),
         _ => decision,
     }
 }
 
 /// Omits a sum.
 fn not_summed(_: &Case<'_>, mut decision: Decision) -> Decision {
-    if decision.result == State::Partial {
-        decision.result = State::Mirrored;
+    if decision.result == SplitState::Partial {
+        decision.result = SplitState::Mirrored;
     }
     decision
 }
@@ -56,37 +56,42 @@ fn added_by_all(_: &Case<'_>, mut decision: Decision) -> Decision {
 }
 
 fn part_of_mean(case: &Case<'_>, mut decision: Decision) -> Decision {
-    if let State::Split { axis: 0, .. } = state(case, 0) {
+    if let SplitState::Split { axis: 0, .. } = state(case, 0) {
         decision.want = vec![state(case, 0)];
-        decision.result = State::Partial;
+        decision.result = SplitState::Partial;
     }
     decision
 }
 
 fn other_order(case: &Case<'_>, mut decision: Decision) -> Decision {
-    if let [State::Split { axis, runs: a }, State::Split { runs: b, .. }] = &decision.want[..]
-        && let State::Split { axis: result, .. } = decision.result
+    if let [
+        SplitState::Split { axis, runs: a },
+        SplitState::Split { runs: b, .. },
+    ] = &decision.want[..]
+        && let SplitState::Split { axis: result, .. } = decision.result
         && *axis == result
         && case.result.shape()[result] != a.total()
     {
-        decision.result = State::split(result, b.followed_by(a));
+        decision.result = SplitState::split(result, b.followed_by(a));
     }
     decision
 }
 
 fn longer_runs(case: &Case<'_>, mut decision: Decision) -> Decision {
-    if let (State::Split { axis, runs }, State::Split { .. }) = (state(case, 0), &decision.result) {
+    if let (SplitState::Split { axis, runs }, SplitState::Split { .. }) =
+        (state(case, 0), &decision.result)
+    {
         let times = case.result.shape()[axis] / runs.total();
-        decision.result = State::split(axis, runs.times(times));
+        decision.result = SplitState::split(axis, runs.times(times));
     }
     decision
 }
 
 fn heads_with_slopes(case: &Case<'_>, decision: Decision) -> Decision {
     match (state(case, 0), case.sources.len()) {
-        (State::Split { axis: 2, .. }, 2) => {
+        (SplitState::Split { axis: 2, .. }, 2) => {
             let mut wrong = as_it_is(case, decision);
-            wrong.want[1] = State::Mirrored;
+            wrong.want[1] = SplitState::Mirrored;
             wrong
         }
         _ => decision,
@@ -94,11 +99,11 @@ fn heads_with_slopes(case: &Case<'_>, decision: Decision) -> Decision {
 }
 
 fn half_rows(case: &Case<'_>, mut decision: Decision) -> Decision {
-    if let (State::Split { axis: 0, runs }, 1) = (state(case, 0), case.sources.len()) {
+    if let (SplitState::Split { axis: 0, runs }, 1) = (state(case, 0), case.sources.len()) {
         // Lets the first half decide alone.
         let half = case.result.shape()[0];
         decision.want = vec![state(case, 0)];
-        decision.result = State::split(0, runs.window(0, half));
+        decision.result = SplitState::split(0, runs.window(0, half));
     }
     decision
 }
@@ -161,7 +166,7 @@ const MISTAKES: [(&str, OpKind, Change); 22] = [
 ];
 
 #[test]
-fn wrong_rules_are_noticed() {
+fn planted_rule_bugs_are_detected() {
     for (what, kind, change) in MISTAKES {
         let wrong = |case: &Case<'_>| {
             let decision = decide(case);

@@ -4,7 +4,7 @@ use super::bench::Rng;
 use super::cases::{layer, random};
 use crate::partition::Exchange;
 use crate::rules::decide;
-use crate::state::State;
+use crate::state::SplitState;
 use samite_core::OpKind;
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ const WHOLE: [OpKind; 6] = [
 ];
 
 #[test]
-fn parts_put_together_are_the_whole() {
+fn shards_combine_to_the_whole_result() {
     for kind in OpKind::ALL {
         if samite_core::formula::is_formula(kind) {
             continue; // all members compute the whole node
@@ -53,12 +53,12 @@ fn parts_put_together_are_the_whole() {
             let state = outcome.states[result.index()].as_ref().unwrap();
             *seen
                 .entry(match state {
-                    State::Mirrored => "mirrored",
-                    State::Split { .. } => "split",
-                    State::Partial => "partial",
+                    SplitState::Mirrored => "mirrored",
+                    SplitState::Split { .. } => "split",
+                    SplitState::Partial => "partial",
                 })
                 .or_default() += 1;
-            if state == &State::Mirrored && outcome.exchanges.contains(&Exchange::Gather) {
+            if state == &SplitState::Mirrored && outcome.exchanges.contains(&Exchange::Gather) {
                 *seen.entry("gathered").or_default() += 1;
             }
         }
@@ -71,7 +71,7 @@ fn parts_put_together_are_the_whole() {
 }
 
 #[test]
-fn whole_graphs_are_right_whatever_the_states_of_their_leaves_are() {
+fn graphs_are_correct_for_any_leaf_states() {
     for seed in 0..150u64 {
         let rng = &Rng::new(seed);
         let members = 1 + rng.below(4);

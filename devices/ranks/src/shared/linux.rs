@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_gathered_whatever_its_size() {
+    fn gathers_work_for_any_size() {
         for size in 1..5 {
             let lists: Vec<Vec<usize>> = [0, 1, 7, BUFFER - 1, BUFFER, BUFFER + 1, 3 * BUFFER + 5]
                 .iter()
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_overwritten_before_all_have_read_it() {
+    fn buffers_are_not_reused_before_all_members_read_them() {
         together(3, |mut end| {
             for i in 0..20_000_u32 {
                 let mine = [i.to_le_bytes(), (end.rank as u32).to_le_bytes()].concat();
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_and_who_gives_up_is_named() {
+    fn exited_and_aborting_ranks_are_named() {
         for gives_up in [false, true] {
             let over = std::sync::Barrier::new(3);
             let said = together(3, |mut end| match end.rank {
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_up_says_for_whom() {
+    fn timeouts_name_the_awaited_rank_to_the_others() {
         let over = std::sync::Barrier::new(3);
         let said = together(3, |end| {
             // Rank 1 has joined and does nothing; the deadline of rank 2 is first.
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_before_an_end_is_read() {
+    fn data_written_before_exit_is_still_read() {
         for _ in 0..200 {
             together(2, |mut end| {
                 let rank = end.rank as u8;
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_numbers_are_refused() {
+    fn invalid_ranks_and_sizes_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ranks");
         let short = Duration::from_millis(200);

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn gates() {
+    fn gated_activations() {
         let oai = Glu::SwigluOai {
             alpha: 2.0,
             limit: 1.0,

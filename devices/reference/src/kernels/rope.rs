@@ -2,7 +2,7 @@
 
 use crate::call::Call;
 use crate::value::{Grid, rows};
-use samite_core::{Result, Rope, RopeMode, Turn};
+use samite_core::{Result, Rope, RopeAngle, RopeMode};
 use std::f64::consts::PI;
 
 /// Returns the pair number at which a dimension makes `rotations` turns over the original context.
@@ -47,7 +47,7 @@ pub fn rope(call: &Call, rope: Rope, direction: f64) -> Result<()> {
         let head = &mut values[row * n0..][..n0];
         for pair in 0..rope.pairs() {
             let divisor = divisors.as_ref().map_or(1.0, |d| d.values[pair]);
-            let Turn { axis, step } = rope.turn(pair);
+            let RopeAngle { axis, step } = rope.turn(pair);
             let position = positions.values[axis * shape[2] + token] as f64;
             let (cos, sin) = rotation(&rope, pair, step, position, divisor);
             let sin = direction * sin;

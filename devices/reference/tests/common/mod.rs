@@ -2,7 +2,7 @@
 #![allow(dead_code)] // not every test file uses all of it
 
 use samite_core::{
-    CancelToken, DType, Device, Graph, Placed, Result, RunControl, Shape, Slot, TensorGroup,
+    CancelToken, DType, Device, Graph, PlacedGraph, Result, RunControl, Shape, Slot, TensorGroup,
     TensorId, TensorRef, Usage, shape,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
@@ -105,7 +105,7 @@ impl Case {
         let places = self.place(device)?;
         let nodes: Vec<_> = self.graph.ids().collect();
         let mut stream = Arc::clone(device).open_stream()?;
-        let placed = Placed {
+        let placed = PlacedGraph {
             graph: &self.graph,
             nodes: &nodes,
             places: &places,

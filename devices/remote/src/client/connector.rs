@@ -2,9 +2,9 @@
 
 use super::RemoteOptions;
 use super::endpoint::{Endpoint, SharedEndpoint};
-use super::link::{Carrier, Links, Opening, RefusalKind, Refused, Replies, broke, refused};
+use super::link::{LinkConnector, Links, Opening, RefusalKind, Refused, Replies, broke, refused};
+use crate::environment::System;
 use crate::identity::{Address, ClientToken};
-use crate::outside::System;
 use crate::proto::{self, remote_client::RemoteClient};
 use crate::server::MAX_MESSAGE;
 use crate::tls;
@@ -58,7 +58,7 @@ fn links(
             options: options.clone(),
         }),
         options: options.clone(),
-        outside: Arc::new(System(runtime)),
+        environment: Arc::new(System(runtime)),
     }
 }
 
@@ -69,7 +69,7 @@ struct Connector {
     options: RemoteOptions,
 }
 
-impl Carrier for Connector {
+impl LinkConnector for Connector {
     fn place(&self) -> &str {
         &self.address.place
     }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_too_long_ends_the_session() {
+    fn an_oversized_message_ends_the_session() {
         let (_folder, connector) = rogue(|_| {});
         let Connector {
             address,
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_breaks_at_once_is_told_with_its_cause() {
+    fn a_broken_connection_reports_its_cause() {
         let (_folder, mut connector) = rogue(|_| {});
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         connector.address.place = listener.local_addr().unwrap().to_string();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_wrong_end_the_connection() {
+    fn invalid_request_numbers_close_the_connection() {
         let (_folder, connector) = rogue(|_| {});
         runtime().block_on(async {
             for number in [0, 2, u64::MAX] {

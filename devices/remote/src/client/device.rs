@@ -1,12 +1,12 @@
 //! A device of a server.
 
 use super::endpoint::Endpoint;
-use super::memory::{Far, RemoteBuffer, RemoteMemory, command};
+use super::memory::{RemoteBuffer, RemoteMemory, ServerDevice, command};
 use super::stream::{RemoteEvent, RemoteStream};
 use crate::proto::{self, command::Command as Kind, result::Result as Outcome};
 use samite_core::{
-    BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, Keep, MemoryInfo, Node, Op,
-    Result, Selection, Stream, Support, TensorId, same_buffer_type,
+    BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, KeepAlive, MemoryInfo, Node,
+    Op, Result, Selection, Stream, Support, TensorId, same_buffer_type,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct RemoteDevice {
-    pub far: Arc<Far>,
+    pub far: Arc<ServerDevice>,
     description: String,
     /// Memory types, the device's own first.
     memories: Vec<Arc<dyn BufferType>>,
@@ -32,7 +32,7 @@ impl RemoteDevice {
         deadline: Option<Duration>,
     ) -> std::result::Result<Arc<Self>, String> {
         let description = format!("{} at {}", described.description, endpoint.place());
-        let far = Arc::new(Far::new(endpoint, number, name));
+        let far = Arc::new(ServerDevice::new(endpoint, number, name));
         let memories = (0..).zip(&described.memories);
         let memories = memories.map(|(number, memory)| RemoteMemory::new(&far, number, memory));
         let memories = memories.collect::<Option<Vec<_>>>();
@@ -162,7 +162,7 @@ impl Device for RemoteDevice {
         usize::try_from(size).map_err(|_| Error::shape("the size of the workspace overflows"))
     }
 
-    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<KeepAlive> {
         if !nodes.iter().any(|&id| graph.tensor(id).is_computed()) {
             return Vec::new();
         }
@@ -180,8 +180,8 @@ impl Device for RemoteDevice {
         {
             nodes.copy_from_slice(&ordered);
         }
-        let keep = |keep: proto::Keep| {
-            Some(Keep {
+        let keep = |keep: proto::KeepAlive| {
+            Some(KeepAlive {
                 tensor: tensor(keep.tensor)?,
                 until: tensor(keep.until)?,
             })

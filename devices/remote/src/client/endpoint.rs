@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Runs other work while a caller waits, until something has happened or at most for the given
 /// time.
-pub type Meanwhile = Box<dyn Fn(Option<Duration>) + Send + Sync>;
+pub type IdleTask = Box<dyn Fn(Option<Duration>) + Send + Sync>;
 
 pub(super) struct Endpoint {
     place: String,
@@ -45,7 +45,7 @@ pub(super) struct SharedEndpoint {
     state: Mutex<EndpointState>,
     changed: Condvar,
     /// Runs other work, if all callers share one thread.
-    meanwhile: Option<Meanwhile>,
+    meanwhile: Option<IdleTask>,
 }
 
 #[derive(Default)]
@@ -99,7 +99,7 @@ impl EndpointState {
 }
 
 impl SharedEndpoint {
-    pub fn new(meanwhile: Option<Meanwhile>) -> Arc<Self> {
+    pub fn new(meanwhile: Option<IdleTask>) -> Arc<Self> {
         Arc::new(SharedEndpoint {
             meanwhile,
             ..SharedEndpoint::default()
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_replies_are_on_their_way_than_the_server_keeps() {
+    fn replies_in_flight_are_limited() {
         let (endpoint, waits) = answered_late();
         let send = || endpoint.send("d", 1, Vec::new(), true).unwrap();
         for _ in 0..KEPT {
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_requests_are_under_way_than_failures_are_kept() {
+    fn unconfirmed_requests_in_flight_are_limited() {
         let (endpoint, waits) = answered_late();
         for _ in 0..UNDER_WAY {
             endpoint.send("d", 1, Vec::new(), false).unwrap();
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_failure_of_each_is_told_however_many_follow() {
+    fn the_first_failure_of_each_owner_is_reported() {
         let shared = SharedEndpoint::new(None);
         let endpoint = Endpoint::new("server", Arc::clone(&shared));
         let fail = |owner, text: &str| {

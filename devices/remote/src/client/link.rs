@@ -3,7 +3,7 @@
 
 use super::RemoteOptions;
 use super::endpoint::{SharedEndpoint, say_over};
-use crate::outside::Outside;
+use crate::environment::SessionEnvironment;
 use crate::{VERSION, proto};
 use std::future::Future;
 use std::pin::Pin;
@@ -44,7 +44,7 @@ pub(crate) type Replies = Pin<Box<dyn Stream<Item = Result<proto::Reply, Status>
 pub(crate) type Opening<'a> = Pin<Box<dyn Future<Output = Result<Replies, Refused>> + Send + 'a>>;
 
 /// Makes connections to one server.
-pub(crate) trait Carrier: Send + Sync {
+pub(crate) trait LinkConnector: Send + Sync {
     /// Returns the server's address for messages.
     fn place(&self) -> &str;
 
@@ -61,9 +61,9 @@ pub(super) type Link = (
 
 /// Keeps a session alive.
 pub(super) struct Links {
-    pub carrier: Box<dyn Carrier>,
+    pub carrier: Box<dyn LinkConnector>,
     pub options: RemoteOptions,
-    pub outside: Arc<dyn Outside>,
+    pub environment: Arc<dyn SessionEnvironment>,
 }
 
 impl Links {
@@ -72,7 +72,7 @@ impl Links {
         tokio::select! {
             biased;
             link = self.try_link(session, seen) => link,
-            () = self.outside.sleep(self.options.connect) => Err(Refused {
+            () = self.environment.sleep(self.options.connect) => Err(Refused {
                 why: format!(
                     "no answer within {} s: is this the address, and does no firewall stand between?",
                     self.options.connect.as_secs_f32()
@@ -150,7 +150,7 @@ impl Links {
         shared: &SharedEndpoint,
         session: &[u8],
     ) -> Result<Option<Replies>, String> {
-        let start = self.outside.now();
+        let start = self.environment.now();
         let mut pause = Duration::from_millis(20);
         loop {
             let seen = {
@@ -185,10 +185,10 @@ impl Links {
                 RefusalKind::Nobody => REFUSED.min(self.options.reconnect),
                 RefusalKind::Unclear => self.options.reconnect,
             };
-            if self.outside.now().saturating_duration_since(start) >= patience {
+            if self.environment.now().saturating_duration_since(start) >= patience {
                 return Err(refused.why);
             }
-            self.outside.sleep(pause).await;
+            self.environment.sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(1));
         }
     }

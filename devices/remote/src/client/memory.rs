@@ -28,7 +28,7 @@ pub(super) fn command(command: Kind) -> proto::Command {
 
 /// A device of a server, as seen by its memory types.
 #[derive(Debug)]
-pub(super) struct Far {
+pub(super) struct ServerDevice {
     pub endpoint: Arc<Endpoint>,
     /// Number of the device at the server.
     pub number: u32,
@@ -40,9 +40,9 @@ pub(super) struct Far {
     memories: OnceLock<Vec<Weak<RemoteMemory>>>,
 }
 
-impl Far {
+impl ServerDevice {
     pub fn new(endpoint: Arc<Endpoint>, number: u32, name: String) -> Self {
-        Far {
+        ServerDevice {
             endpoint,
             number,
             name,
@@ -71,7 +71,7 @@ impl Far {
     }
 
     /// Returns answers of the server. Each question is sent once.
-    pub fn ask(&self, questions: Vec<proto::Question>) -> Result<Vec<proto::Answer>> {
+    pub fn ask(&self, questions: Vec<proto::SupportQuery>) -> Result<Vec<proto::Answer>> {
         use prost::Message;
         let keys: Vec<_> = questions.iter().map(Message::encode_to_vec).collect();
         let mut open = Vec::new();
@@ -87,7 +87,7 @@ impl Far {
         for batch in open.chunks(256) {
             let commands = batch
                 .iter()
-                .map(|(_, question)| command(Kind::Question(question.clone())));
+                .map(|(_, question)| command(Kind::SupportQuery(question.clone())));
             let results = self.call(commands.collect())?;
             let mut known = self.answers();
             if known.len() > MAX_ANSWERS {
@@ -118,12 +118,12 @@ impl Far {
         kind: proto::question::Kind,
         memory: u32,
         node: Option<Node<'_>>,
-    ) -> proto::Question {
-        let mut question = proto::Question {
+    ) -> proto::SupportQuery {
+        let mut question = proto::SupportQuery {
             kind: kind.into(),
             device: self.number,
             memory,
-            ..proto::Question::default()
+            ..proto::SupportQuery::default()
         };
         if let Some(node) = node {
             // Tensors in other memory reach the server as copies, if at all.
@@ -143,14 +143,14 @@ impl Far {
     ) -> Result<(Vec<TensorId>, proto::Answer)> {
         let part = JsonSubgraph::with_stored(graph, nodes, &|node| self.memory_of(node).is_some());
         let tensors = part.tensors.clone();
-        let question = proto::Question {
+        let question = proto::SupportQuery {
             kind: proto::question::Kind::Graph.into(),
             device: self.number,
             memories: self.memories_of(graph, &part),
             json: part.json().into(),
-            ..proto::Question::default()
+            ..proto::SupportQuery::default()
         };
-        let results = self.call(vec![command(Kind::Question(question))])?;
+        let results = self.call(vec![command(Kind::SupportQuery(question))])?;
         match results.into_iter().next().and_then(|result| result.result) {
             Some(Outcome::Answer(answer)) => Ok((tensors, answer)),
             _ => Err(Error::device(
@@ -183,7 +183,7 @@ impl Far {
 pub(super) struct RemoteMemory {
     /// Weak reference to itself, for its buffers.
     this: Weak<RemoteMemory>,
-    pub far: Arc<Far>,
+    pub far: Arc<ServerDevice>,
     /// Number in the device's list.
     pub number: u32,
     name: String,
@@ -193,7 +193,11 @@ pub(super) struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    pub fn new(far: &Arc<Far>, number: u32, described: &proto::Memory) -> Option<Arc<Self>> {
+    pub fn new(
+        far: &Arc<ServerDevice>,
+        number: u32,
+        described: &proto::Memory,
+    ) -> Option<Arc<Self>> {
         let alignment = usize::try_from(described.alignment).ok()?;
         let name = match number {
             0 => far.name.clone(),
@@ -213,9 +217,9 @@ impl RemoteMemory {
         })
     }
 
-    fn size(&self, tensor: &TensorInfo<'_>) -> proto::Question {
+    fn size(&self, tensor: &TensorInfo<'_>) -> proto::SupportQuery {
         let kind = proto::question::Kind::Size;
-        proto::Question {
+        proto::SupportQuery {
             layout: Some(layout_to(&tensor.layout)),
             usage: usage_to(tensor.usage),
             role: role_to(tensor.role),

@@ -11,15 +11,15 @@ mod link;
 mod memory;
 mod stream;
 
+use crate::environment::SessionEnvironment;
 use crate::identity::{self, Address};
-use crate::outside::Outside;
 use crate::proto;
 use device::RemoteDevice;
 use endpoint::Endpoint;
-pub use endpoint::Meanwhile;
+pub use endpoint::IdleTask;
 use endpoint::SharedEndpoint;
 use link::Links;
-pub(crate) use link::{Carrier, Opening, RefusalKind, Refused};
+pub(crate) use link::{LinkConnector, Opening, RefusalKind, Refused};
 use samite_core::{Backend, Device, Rejected};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -119,10 +119,10 @@ fn devices(
 /// Starts a session over connections that `carrier` makes. A task keeps it alive. Waiting callers
 /// call `meanwhile`.
 pub(crate) fn connect_over(
-    carrier: Box<dyn Carrier>,
+    carrier: Box<dyn LinkConnector>,
     options: &RemoteOptions,
-    outside: Arc<dyn Outside>,
-    meanwhile: Meanwhile,
+    environment: Arc<dyn SessionEnvironment>,
+    meanwhile: IdleTask,
 ) -> Result<Vec<Arc<dyn Device>>, String> {
     let place = carrier.place().to_owned();
     let meanwhile = Arc::new(meanwhile);
@@ -134,11 +134,11 @@ pub(crate) fn connect_over(
     let links = Links {
         carrier,
         options: options.clone(),
-        outside: Arc::clone(&outside),
+        environment: Arc::clone(&environment),
     };
     let (worker, tell) = (Arc::clone(&shared), Arc::clone(&begun));
     let told = move |begin| *tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(begin);
-    outside.spawn(Box::pin(async move {
+    environment.spawn(Box::pin(async move {
         match links.link(&[], 0).await {
             Ok((sender, replies, welcome)) => {
                 worker.lock().sender = Some(sender);

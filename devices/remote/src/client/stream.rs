@@ -5,12 +5,12 @@
 //! reply.
 
 use super::device::RemoteDevice;
-use super::memory::{Far, RemoteBuffer, command, read_into};
+use super::memory::{RemoteBuffer, ServerDevice, command, read_into};
 use crate::convert::JsonSubgraph;
 use crate::proto::{self, command::Command as Kind};
 use samite_core::{
-    CancelToken, Device, Error, Event, Placed, Prepared, Result, Rows, RunControl, Stream, Support,
-    TensorRef,
+    CancelToken, Device, Error, Event, PlacedGraph, Prepared, Result, Rows, RunControl, Stream,
+    Support, TensorRef,
 };
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,7 +49,7 @@ struct LastRun {
 
 impl LastRun {
     /// Waits for the included reads, once.
-    fn wait(&mut self, far: &Far, cancel: Option<&CancelToken>) -> Result<()> {
+    fn wait(&mut self, far: &ServerDevice, cancel: Option<&CancelToken>) -> Result<()> {
         if self.results.is_some() || self.foreseen.is_empty() {
             return Ok(());
         }
@@ -97,7 +97,7 @@ impl RemoteStream {
         }
     }
 
-    fn far(&self) -> &Far {
+    fn far(&self) -> &ServerDevice {
         &self.device.far
     }
 
@@ -233,7 +233,7 @@ impl Stream for RemoteStream {
         &*self.device
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         work.check()?;
         let graph = work.graph;
         let ids: Vec<_> = work.computed().map(|node| node.id()).collect();
@@ -425,13 +425,13 @@ impl Drop for RemoteStream {
 /// A point in the requests of a stream.
 #[derive(Debug)]
 pub(super) struct RemoteEvent {
-    far: Arc<Far>,
+    far: Arc<ServerDevice>,
     /// Stream number and its last request.
     point: Mutex<Option<(u64, u64)>>,
 }
 
 impl RemoteEvent {
-    pub fn new(far: &Arc<Far>) -> Self {
+    pub fn new(far: &Arc<ServerDevice>) -> Self {
         RemoteEvent {
             far: Arc::clone(far),
             point: Mutex::default(),

@@ -3,9 +3,9 @@
 use super::session::{MAX_WAITING_REPLIES, Session, Worker};
 use super::siblings::Siblings;
 use super::store::Store;
-use super::work::{Belongings, Lent, SessionLimits};
+use super::work::{SessionLimits, SessionResources, SharedDevice};
 use super::{RemoteServerOptions, lock};
-use crate::outside::Outside;
+use crate::environment::SessionEnvironment;
 use crate::{VERSION, proto};
 use prost::Message;
 use samite_core::{Device, Ledger, Selection};
@@ -23,14 +23,14 @@ pub(crate) type Replies = mpsc::Receiver<std::result::Result<proto::Reply, Statu
 pub(super) type Sessions = BTreeMap<[u8; 16], Arc<Session>>;
 
 pub(crate) struct Host {
-    devices: Arc<[Lent]>,
+    devices: Arc<[SharedDevice]>,
     described: Vec<proto::Device>,
     pub(super) options: RemoteServerOptions,
     store: Option<Arc<Store>>,
     pub memory: Arc<Ledger>,
     pub(super) sessions: Mutex<Sessions>,
     pub(super) received: AtomicU64,
-    pub(super) outside: Arc<dyn Outside>,
+    pub(super) environment: Arc<dyn SessionEnvironment>,
     /// Number of sessions that were ended to make room for others.
     made_room: AtomicU64,
 }
@@ -40,13 +40,13 @@ impl Host {
     pub fn new(
         devices: &[Arc<dyn Device>],
         options: RemoteServerOptions,
-        outside: Arc<dyn Outside>,
+        environment: Arc<dyn SessionEnvironment>,
     ) -> Result<Arc<Self>> {
         let store = match &options.store {
             Some(folder) => Some(Arc::new(Store::open(folder, options.store_bytes)?)),
             None => None,
         };
-        let devices: Arc<[Lent]> = devices.iter().map(Lent::new).collect();
+        let devices: Arc<[SharedDevice]> = devices.iter().map(SharedDevice::new).collect();
         Ok(Arc::new(Host {
             described: devices.iter().map(describe).collect(),
             devices,
@@ -55,7 +55,7 @@ impl Host {
             store,
             sessions: Mutex::default(),
             received: AtomicU64::new(0),
-            outside,
+            environment,
             made_room: AtomicU64::new(0),
         }))
     }
@@ -83,7 +83,7 @@ impl Host {
         let first = tokio::select! {
             biased;
             first = requests.next() => first.transpose()?.unwrap_or_default(),
-            () = self.outside.sleep(self.options.handshake) => {
+            () = self.environment.sleep(self.options.handshake) => {
                 return Err(Status::deadline_exceeded("no first request came"));
             }
         };
@@ -111,7 +111,7 @@ impl Host {
         let connection =
             connection.ok_or_else(|| Status::not_found("replies were missed and are gone"))?;
         let host = Arc::clone(self);
-        self.outside.spawn(Box::pin(
+        self.environment.spawn(Box::pin(
             host.pass_on(session, connection, requests, sender),
         ));
         Ok(replies)
@@ -153,7 +153,7 @@ impl Host {
         let (session, worker) = self
             .begin(owner)
             .map_err(|error| Status::internal(error.to_string()))?;
-        let working = self.outside.work(worker);
+        let working = self.environment.work(worker);
         working.map_err(|error| Status::internal(error.to_string()))?;
         sessions.insert(session.name, Arc::clone(&session));
         tracing::info!("a session of token {owner} begins");
@@ -162,10 +162,10 @@ impl Host {
 
     fn begin(self: &Arc<Self>, owner: &str) -> Result<(Arc<Session>, Worker)> {
         let (mut name, mut nonce) = ([0; 16], [0; 32]);
-        self.outside.random(&mut name)?;
-        self.outside.random(&mut nonce)?;
+        self.environment.random(&mut name)?;
+        self.environment.random(&mut nonce)?;
         let memory = self.memory.part(self.options.memory_per_session);
-        let belongings = Belongings::new(
+        let belongings = SessionResources::new(
             Arc::clone(&self.devices),
             Arc::clone(&memory),
             SessionLimits {
@@ -181,14 +181,14 @@ impl Host {
             },
             nonce,
         );
-        let outside = Arc::clone(&self.outside);
+        let environment = Arc::clone(&self.environment);
         Ok(Session::new(
             name,
             owner.to_owned(),
             belongings,
             memory,
             self.options.waiting,
-            outside,
+            environment,
         ))
     }
 
@@ -253,7 +253,7 @@ impl Host {
             tokio::select! {
                 biased;
                 () = session.ended.notified() => return,
-                () = self.outside.sleep(self.options.absence) => {}
+                () = self.environment.sleep(self.options.absence) => {}
             }
             if !session.is_left_since(connection) {
                 return;
@@ -265,7 +265,7 @@ impl Host {
     }
 }
 
-fn describe(lent: &Lent) -> proto::Device {
+fn describe(lent: &SharedDevice) -> proto::Device {
     let memories = lent.memories.iter().map(|memory| proto::Memory {
         name: memory.name().to_owned(),
         alignment: memory.alignment() as u64,

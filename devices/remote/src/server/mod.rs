@@ -10,7 +10,7 @@
 //! Connections are tasks of a small asynchronous runtime that does no computation, so keep-alive
 //! messages are answered in time. Each session computes on its own thread. Only this file and
 //! `guard` use network connections and threads; the other modules take them from
-//! [outside](crate::outside).
+//! [outside](crate::environment).
 
 mod guard;
 mod host;
@@ -22,8 +22,8 @@ mod store;
 mod tests;
 mod work;
 
+use crate::environment::System;
 use crate::identity::{self, ClientToken};
-use crate::outside::System;
 use crate::proto::remote_server::{Remote, RemoteServer as Service};
 use crate::{proto, tls};
 use guard::{Guarded, Leave, Peer};
@@ -187,9 +187,9 @@ impl RemoteServer {
             .thread_name("remote network")
             .enable_all()
             .build()?;
-        let outside = Arc::new(System(runtime.handle().clone()));
+        let environment = Arc::new(System(runtime.handle().clone()));
         let shared = RemoteServerState {
-            host: Host::new(devices, options, outside)?,
+            host: Host::new(devices, options, environment)?,
             tokens,
             strangers: Mutex::default(),
         };

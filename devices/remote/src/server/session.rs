@@ -2,8 +2,8 @@
 //! Replies are kept until the client has seen them, so each request is executed exactly once even
 //! if connections break.
 
-use super::work::{Belongings, Stopper};
-use crate::outside::Outside;
+use super::work::{SessionResources, Stopper};
+use crate::environment::SessionEnvironment;
 use crate::proto;
 use prost::Message;
 use samite_core::{CancelToken, Ledger};
@@ -50,7 +50,7 @@ pub(super) struct Session {
     room: Arc<Semaphore>,
     /// Maximum bytes of queued requests.
     most: usize,
-    outside: Arc<dyn Outside>,
+    environment: Arc<dyn SessionEnvironment>,
     /// Memory that the session has allocated.
     pub memory: Arc<Ledger>,
     /// Expires when that memory is free.
@@ -97,9 +97,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 type Queued = (proto::Request, OwnedSemaphorePermit);
 
 /// Notifies the client if the worker ends before the session: a device panicked.
-struct AtEnd(Weak<Session>);
+struct EndNotifier(Weak<Session>);
 
-impl Drop for AtEnd {
+impl Drop for EndNotifier {
     fn drop(&mut self) {
         if let Some(session) = self.0.upgrade() {
             let mut state = lock(&session.state);
@@ -116,8 +116,8 @@ impl Drop for AtEnd {
 pub struct Worker {
     session: Weak<Session>,
     requests: mpsc::Receiver<Queued>,
-    belongings: Belongings,
-    _end: AtEnd,
+    belongings: SessionResources,
+    _end: EndNotifier,
 }
 
 impl fmt::Debug for Worker {
@@ -171,10 +171,10 @@ impl Session {
     pub fn new(
         name: [u8; 16],
         owner: String,
-        belongings: Belongings,
+        belongings: SessionResources,
         memory: Arc<Ledger>,
         waiting: (usize, usize),
-        outside: Arc<dyn Outside>,
+        environment: Arc<dyn SessionEnvironment>,
     ) -> (Arc<Self>, Worker) {
         let (queue, requests) = mpsc::channel(waiting.0);
         let session = Arc::new(Session {
@@ -187,7 +187,7 @@ impl Session {
             queue,
             room: Arc::new(Semaphore::new(waiting.1)),
             most: waiting.1,
-            outside,
+            environment,
             memory,
             alive: Arc::downgrade(&belongings.alive),
             ended: Notify::new(),
@@ -196,12 +196,12 @@ impl Session {
             session: Arc::downgrade(&session),
             requests,
             belongings,
-            _end: AtEnd(Arc::downgrade(&session)),
+            _end: EndNotifier(Arc::downgrade(&session)),
         };
         (session, worker)
     }
 
-    fn work(&self, belongings: &mut Belongings, request: proto::Request) {
+    fn work(&self, belongings: &mut SessionResources, request: proto::Request) {
         let (number, confirm) = (request.number, request.confirm);
         let bytes = request.encoded_len();
         let stopper = OfRequest {
@@ -336,7 +336,7 @@ impl Session {
             .is_some_and(|(now, _)| *now == connection);
         if is_its {
             state.sender = None;
-            state.left = Some(self.outside.now());
+            state.left = Some(self.environment.now());
         }
         is_its
     }
@@ -425,12 +425,12 @@ struct OfRequest<'a> {
 
 impl Stopper for OfRequest<'_> {
     fn begin(&self, cancel: &CancelToken, deadline: u64) {
-        let outside = &self.session.outside;
+        let environment = &self.session.environment;
         let deadline = (deadline > 0).then(|| {
             let (run, is_over) = oneshot::channel();
-            let sleep = outside.sleep(Duration::from_millis(deadline));
+            let sleep = environment.sleep(Duration::from_millis(deadline));
             let cancel = cancel.clone();
-            outside.spawn(Box::pin(async move {
+            environment.spawn(Box::pin(async move {
                 tokio::select! {
                     biased;
                     _ = is_over => {}
@@ -460,7 +460,7 @@ impl Stopper for OfRequest<'_> {
 mod tests {
     use super::super::tests::belongings;
     use super::*;
-    use crate::outside::System;
+    use crate::environment::System;
     use std::future::Future;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_connection_does_not_overtake_a_request_that_waits_for_room() {
+    fn a_new_connection_does_not_overtake_a_queued_request() {
         let (_runtime, session, mut worker) = session((8, 4));
         let attach = || {
             let (sender, _) = mpsc::channel(MAX_WAITING_REPLIES);
@@ -517,7 +517,7 @@ mod tests {
 
     /// A client sends requests without taking replies, which would fill the server's memory.
     #[test]
-    fn replies_that_the_client_does_not_see_end_the_session() {
+    fn too_many_unacknowledged_replies_end_the_session() {
         let (_runtime, session, mut worker) = session((8, 1 << 20));
         let (sender, mut replies) = mpsc::channel(MAX_WAITING_REPLIES);
         let connection = session.attach(sender, 0, |_| proto::Reply::default());
@@ -562,7 +562,7 @@ mod tests {
 
     /// A client continues to write while its connection is lost, and all of it fails.
     #[test]
-    fn failures_that_nobody_waits_for_are_kept() {
+    fn unawaited_failures_are_retained() {
         let (_runtime, session, mut worker) = session((UNDER_WAY + 1, 1 << 20));
         let attach = |seen| {
             let (sender, receiver) = mpsc::channel(MAX_WAITING_REPLIES);

@@ -44,9 +44,9 @@ impl Siblings {
         };
         let alive = Weak::clone(&session.alive);
         drop(session);
-        let end = host.outside.now() + PATIENCE;
-        while alive.strong_count() > 0 && host.outside.now() < end {
-            host.outside.pause(Duration::from_millis(2));
+        let end = host.environment.now() + PATIENCE;
+        while alive.strong_count() > 0 && host.environment.now() < end {
+            host.environment.pause(Duration::from_millis(2));
         }
         true
     }

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_kept_over_restarts_for_those_who_have_them() {
+    fn stored_chunks_survive_restarts_for_their_owners() {
         let folder = tempfile::tempdir().unwrap();
         let (hash, bytes) = piece(1, 100);
         let store = Store::open(folder.path(), 1000).unwrap();
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_goes() {
+    fn the_least_recently_used_chunk_is_evicted() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path(), 250).unwrap();
         let [a, b, c] = [1, 2, 3].map(|value| piece(value, 100));

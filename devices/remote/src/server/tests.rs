@@ -1,7 +1,7 @@
 //! Commands of clients that know the protocol and break every rule of it.
 
 use super::siblings::Siblings;
-use super::work::{Belongings, Lent, SessionLimits, Stopper};
+use super::work::{SessionLimits, SessionResources, SharedDevice, Stopper};
 use crate::convert::{JsonSubgraph, layout_to};
 use crate::proto::{self, command::Command as Kind, failure::Code, result::Result as Outcome};
 use prost::Message;
@@ -18,15 +18,15 @@ impl Stopper for Nobody {
 
 const QUOTA: usize = 1 << 20;
 
-pub(super) fn belongings(ledger: &Arc<Ledger>) -> Belongings {
+pub(super) fn belongings(ledger: &Arc<Ledger>) -> SessionResources {
     let device: Arc<dyn Device> = ReferenceDevice::new(ReferenceOptions::default());
     let limits = SessionLimits {
         buffers: 8,
         graphs: 4,
         tensors: 64,
     };
-    let devices: Arc<[Lent]> = [Lent::new(&device)].into();
-    Belongings::new(
+    let devices: Arc<[SharedDevice]> = [SharedDevice::new(&device)].into();
+    SessionResources::new(
         devices,
         Arc::clone(ledger),
         limits,
@@ -96,15 +96,15 @@ fn run(graph: u64) -> Kind {
 
 /// Returns the commands of a well-behaved client.
 fn session() -> Vec<Kind> {
-    let mut question = proto::Question::default();
+    let mut question = proto::SupportQuery::default();
     let mut g = Graph::new();
     let x = g.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
     let y = g.sqr(x).unwrap();
     question.json = JsonSubgraph::question(g.node(y), &|_| false).json().into();
-    let size = proto::Question {
+    let size = proto::SupportQuery {
         kind: proto::question::Kind::Size.into(),
         layout: Some(layout_to(&layout(9))),
-        ..proto::Question::default()
+        ..proto::SupportQuery::default()
     };
     let bytes = [1f32, 2.0, 3.0, 4.0].map(f32::to_le_bytes).concat();
     vec![
@@ -121,8 +121,8 @@ fn session() -> Vec<Kind> {
             size: 100,
             value: 9,
         }),
-        Kind::Question(question),
-        Kind::Question(size),
+        Kind::SupportQuery(question),
+        Kind::SupportQuery(size),
         prepare(3, vec![place(1, 0, 4), place(1, 16, 4)]),
         write(place(1, 0, 4), 0, &bytes),
         run(3),
@@ -151,14 +151,14 @@ fn commands(kinds: Vec<Kind>) -> Vec<proto::Command> {
     kinds.into_iter().map(command).collect()
 }
 
-fn done(belongings: &mut Belongings, kinds: Vec<Kind>) -> Vec<proto::Result> {
+fn done(belongings: &mut SessionResources, kinds: Vec<Kind>) -> Vec<proto::Result> {
     let (results, failure) = belongings.run(commands(kinds), &Nobody);
     assert_eq!(failure, None);
     results
 }
 
 #[track_caller]
-fn refused(belongings: &mut Belongings, kind: Kind) -> (Code, String) {
+fn refused(belongings: &mut SessionResources, kind: Kind) -> (Code, String) {
     let (results, failure) = belongings.run(commands(vec![kind]), &Nobody);
     assert_eq!(results, []);
     let failure = failure.expect("it is refused");
@@ -166,7 +166,7 @@ fn refused(belongings: &mut Belongings, kind: Kind) -> (Code, String) {
 }
 
 #[test]
-fn a_good_session_is_served() {
+fn a_valid_session_is_served() {
     let ledger = Ledger::new(Some(QUOTA));
     let mut mine = belongings(&ledger);
     let results = done(&mut mine, session());
@@ -183,7 +183,7 @@ fn a_good_session_is_served() {
 }
 
 #[test]
-fn rules_are_kept_by_force() {
+fn protocol_violations_are_refused() {
     let ledger = Ledger::new(Some(QUOTA));
     let mut mine = belongings(&ledger);
     done(
@@ -339,7 +339,7 @@ fn rules_are_kept_by_force() {
 
 /// Strides of 0 repeat four bytes 2⁵⁰ times, and an extent of 0 hides as many rows.
 #[test]
-fn tensors_that_repeat_their_memory_are_refused() {
+fn tensors_with_excessive_repetition_are_refused() {
     let ledger = Ledger::new(Some(QUOTA));
     let mut mine = belongings(&ledger);
     done(&mut mine, vec![allocate(1, 64)]);
@@ -397,7 +397,7 @@ fn tensors_that_repeat_their_memory_are_refused() {
 }
 
 #[test]
-fn mutated_sessions_harm_nobody() {
+fn mutated_sessions_do_not_affect_other_clients() {
     let ledger = Ledger::new(Some(QUOTA));
     let mut other = belongings(&ledger);
     done(

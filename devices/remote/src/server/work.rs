@@ -31,7 +31,7 @@ pub(super) struct SessionLimits {
 }
 
 /// A buffer of the client.
-struct Held {
+struct ClientBuffer {
     buffer: Arc<dyn Buffer>,
     /// Announced tensors, by offset.
     tensors: Mutex<BTreeMap<usize, Arc<StoredTensor>>>,
@@ -43,7 +43,7 @@ struct SessionGraph {
     device: usize,
     prepared: Box<dyn Prepared>,
     /// Memory that the graph uses.
-    _memory: Vec<Arc<Held>>,
+    _memory: Vec<Arc<ClientBuffer>>,
     _workspace: Option<Arc<Workspace>>,
 }
 
@@ -54,17 +54,17 @@ struct Workspace {
 }
 
 /// A shared device.
-pub(super) struct Lent {
+pub(super) struct SharedDevice {
     pub device: Arc<dyn Device>,
     /// Its own memory type, and those for weights.
     pub memories: Vec<Arc<dyn BufferType>>,
 }
 
-impl Lent {
+impl SharedDevice {
     pub fn new(device: &Arc<dyn Device>) -> Self {
         let mut memories = vec![device.buffer_type()];
         memories.extend(device.extra_buffer_types());
-        Lent {
+        SharedDevice {
             device: Arc::clone(device),
             memories,
         }
@@ -72,11 +72,11 @@ impl Lent {
 }
 
 /// Resources of one session.
-pub(super) struct Belongings {
-    devices: Arc<[Lent]>,
+pub(super) struct SessionResources {
+    devices: Arc<[SharedDevice]>,
     streams: Vec<Option<Box<dyn Stream>>>,
     workspaces: Vec<Option<Arc<Workspace>>>,
-    buffers: BTreeMap<u64, Arc<Held>>,
+    buffers: BTreeMap<u64, Arc<ClientBuffer>>,
     graphs: BTreeMap<u64, SessionGraph>,
     ledger: Arc<Ledger>,
     limits: SessionLimits,
@@ -110,16 +110,16 @@ pub(super) trait Stopper {
     fn end(&self);
 }
 
-impl Belongings {
+impl SessionResources {
     pub fn new(
-        devices: Arc<[Lent]>,
+        devices: Arc<[SharedDevice]>,
         ledger: Arc<Ledger>,
         limits: SessionLimits,
         store: Option<Arc<Store>>,
         siblings: Siblings,
         nonce: [u8; 32],
     ) -> Self {
-        Belongings {
+        SessionResources {
             streams: devices.iter().map(|_| None).collect(),
             workspaces: devices.iter().map(|_| None).collect(),
             devices,
@@ -195,7 +195,7 @@ impl Belongings {
             Kind::Prepare(request) => self.prepare(&request)?,
             Kind::Forget(graph) => drop(self.graphs.remove(&graph)),
             Kind::Run(request) => self.compute(&request, stopper).map_err(refuse)?,
-            Kind::Question(request) => {
+            Kind::SupportQuery(request) => {
                 let answer = match self.answer(&request) {
                     Ok(answer) => answer,
                     // The memory or the node does not exist.
@@ -226,7 +226,7 @@ impl Belongings {
         Ok(None)
     }
 
-    fn lent(&self, device: u32) -> Result<&Lent> {
+    fn lent(&self, device: u32) -> Result<&SharedDevice> {
         self.devices
             .get(device as usize)
             .ok_or_else(|| Error::invalid(format!("there is no device {device} here")))
@@ -262,7 +262,7 @@ impl Belongings {
             let held = self.charge(bytes).and_then(|charge| {
                 let free = lent.device.check_free(bytes, "a client's buffer");
                 let buffer = free.and_then(|()| memory.allocate(bytes, usage_of(request.usage)));
-                Ok(Held {
+                Ok(ClientBuffer {
                     buffer: buffer.map_err(refuse)?,
                     tensors: Mutex::default(),
                     _charge: charge,
@@ -291,7 +291,7 @@ impl Belongings {
     }
 
     /// Returns the location of a tensor. All of its bytes must lie in its buffer.
-    fn place_in(&self, place: &proto::Place) -> Result<(TensorRef, Arc<Held>)> {
+    fn place_in(&self, place: &proto::Place) -> Result<(TensorRef, Arc<ClientBuffer>)> {
         let held = self.buffers.get(&place.buffer).ok_or_else(|| {
             Error::invalid(format!(
                 "there is no buffer {} of this session",
@@ -464,7 +464,7 @@ impl Belongings {
     fn bind(&mut self, request: &proto::Prepare) -> Result<SessionGraph> {
         let number = request.device as usize;
         let device = Arc::clone(&self.devices[number].device);
-        let mut memory: Vec<Arc<Held>> = Vec::new();
+        let mut memory: Vec<Arc<ClientBuffer>> = Vec::new();
         let place_of = |position: usize| {
             let place = request.places.get(position);
             self.place_in(place.ok_or_else(|| {
@@ -555,7 +555,7 @@ impl Belongings {
             Some(_) => None,
             None => self.workspace(number, bytes)?,
         };
-        let work = samite_core::Placed {
+        let work = samite_core::PlacedGraph {
             graph: &graph,
             nodes: &nodes,
             places: &places,
@@ -657,7 +657,7 @@ impl Belongings {
     }
 
     /// Answers a question about a node or a tensor.
-    fn answer(&self, request: &proto::Question) -> Result<proto::Answer> {
+    fn answer(&self, request: &proto::SupportQuery) -> Result<proto::Answer> {
         use proto::question::Kind;
         let lent = self.lent(request.device)?;
         let memory_of = |number: u32| {
@@ -716,7 +716,7 @@ impl Belongings {
                 let mut nodes = before.clone();
                 let keeps = lent.device.optimize(&graph, &mut nodes);
                 let position = |id: TensorId| id.index() as u32;
-                let keeps = keeps.into_iter().map(|keep| proto::Keep {
+                let keeps = keeps.into_iter().map(|keep| proto::KeepAlive {
                     tensor: position(keep.tensor),
                     until: position(keep.until),
                 });
@@ -746,7 +746,7 @@ fn nodes_of(graph: &Graph) -> Vec<TensorId> {
 }
 
 /// Returns whether memory changes the form of tensors, and so their size.
-fn is_packed(held: &Held) -> bool {
+fn is_packed(held: &ClientBuffer) -> bool {
     held.buffer.usage() == Usage::Weights && !held.buffer.buffer_type().is_host()
 }
 

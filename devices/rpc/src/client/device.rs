@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn upstreams_server_is_not_asked_for_what_ends_it() {
+    fn operations_that_crash_the_upstream_server_are_unsupported() {
         let mut g = Graph::new();
         let mut of = |dtype| g.input("x", dtype, [64, 4, 1, 1]).unwrap();
         let (f32s, f16s) = (of(DType::F32), of(DType::F16));

@@ -3,8 +3,8 @@
 use super::buffer::RpcBuffer;
 use super::device::RpcDevice;
 use samite_core::{
-    Buffer, Device, Error, Op, Placed, Prepared, Result, RunControl, Stream, Support, TensorId,
-    TensorRef,
+    Buffer, Device, Error, Op, PlacedGraph, Prepared, Result, RunControl, Stream, Support,
+    TensorId, TensorRef,
 };
 use samite_wire::export::{describe, with_views};
 use samite_wire::numbers::flag;
@@ -46,7 +46,7 @@ fn next() -> u64 {
 
 /// Writes the message of a graph.
 struct Writer<'a> {
-    work: Placed<'a>,
+    work: PlacedGraph<'a>,
     device: &'a RpcDevice,
     records: Vec<Record>,
     is_there: Vec<bool>,
@@ -141,7 +141,7 @@ impl Stream for RpcStream {
         &*self.device
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         work.check()?;
         let graph = work.graph;
         for (node, support) in work.computed().zip({

@@ -16,7 +16,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// A buffer of a client.
-pub(super) struct Held {
+pub(super) struct ClientBuffer {
     pub buffer: Arc<dyn Buffer>,
     /// Virtual start address.
     pub base: u64,
@@ -27,7 +27,7 @@ pub(super) struct Held {
 /// The buffers of one client.
 #[derive(Default)]
 pub(super) struct Buffers {
-    held: HashMap<u64, Held>,
+    held: HashMap<u64, ClientBuffer>,
     /// Last number assigned. Numbers are never reused.
     last: u64,
     /// Address ranges that were in use and are free.
@@ -50,7 +50,7 @@ impl Buffers {
             self.slots
         });
         self.last += 1;
-        let held = Held {
+        let held = ClientBuffer {
             buffer,
             base: slot.saturating_mul(Self::DISTANCE),
             slot,
@@ -60,7 +60,7 @@ impl Buffers {
         self.last
     }
 
-    pub fn get(&self, number: u64) -> Result<&Held, UnsupportedConversion> {
+    pub fn get(&self, number: u64) -> Result<&ClientBuffer, UnsupportedConversion> {
         let unknown = || format!("there is no buffer {number:#x} of this client").into();
         self.held.get(&number).ok_or_else(unknown)
     }
@@ -122,7 +122,7 @@ pub(super) fn layout(record: &Record) -> Result<Layout, UnsupportedConversion> {
 }
 
 /// A graph whose tensors lie in a client's buffers.
-pub(super) struct Placed<'a> {
+pub(super) struct ClientGraph<'a> {
     pub graph: &'a GraphMessage,
     pub buffers: &'a Buffers,
     pub device: &'a dyn Device,
@@ -148,7 +148,7 @@ pub(super) fn allocate(
     buffer.map_err(|error| error.to_string().into())
 }
 
-impl Tensors for Placed<'_> {
+impl Tensors for ClientGraph<'_> {
     type Key = usize;
 
     fn describe(&self, key: usize) -> Description {
@@ -211,13 +211,13 @@ impl Tensors for Placed<'_> {
 }
 
 /// A node and its operands before they have memory.
-pub(super) struct Question<'a> {
+pub(super) struct SupportQuery<'a> {
     pub device: &'a dyn Device,
     pub sources: &'a [Record; MAX_SOURCES],
     pub tensor: &'a Record,
 }
 
-impl Question<'_> {
+impl SupportQuery<'_> {
     /// Key of the node.
     pub const NODE: usize = MAX_SOURCES;
 
@@ -226,7 +226,7 @@ impl Question<'_> {
     }
 }
 
-impl Tensors for Question<'_> {
+impl Tensors for SupportQuery<'_> {
     type Key = usize;
 
     fn describe(&self, key: usize) -> Description {

@@ -1,7 +1,7 @@
 //! A client's session: its requests, buffers and graphs.
 
 use super::Server;
-use super::places::{Buffers, Question, layout};
+use super::places::{Buffers, SupportQuery, layout};
 use super::work::{Lane, SegmentedGraph, prepare, run};
 use crate::channel::allowance;
 use samite_core::environment::{Instant, Seat, Stage};
@@ -441,12 +441,12 @@ impl RpcSession {
         let fallbacks = self.fallbacks.iter().map(|lane| &*lane.device);
         let fallbacks = fallbacks.filter(|other| other.supports_buffer_type(&memory));
         [device].into_iter().chain(fallbacks).any(|other| {
-            let mut importer = Importer::new(Question {
+            let mut importer = Importer::new(SupportQuery {
                 device,
                 sources,
                 tensor,
             });
-            let node = importer.node(Question::NODE);
+            let node = importer.node(SupportQuery::NODE);
             node.is_ok() && supported(other, &importer.finish()).is_yes()
         })
     }
@@ -563,13 +563,13 @@ fn alloc_size(
 ) -> Result<u64, End> {
     let (layout, name) = (layout(tensor)?, tensor.name());
     let memory = device.buffer_type();
-    let mut importer = Importer::new(Question {
+    let mut importer = Importer::new(SupportQuery {
         device,
         sources,
         tensor,
     });
     let is_node = tensor.op != op::NONE && !op::is_view(tensor.op);
-    let node = is_node.then(|| importer.node(Question::NODE));
+    let node = is_node.then(|| importer.node(SupportQuery::NODE));
     let imported = importer.finish();
     let node = match node {
         Some(Ok(id)) => Some(imported.graph.node(id)),

@@ -1,6 +1,6 @@
 //! Graphs, bound to devices.
 
-use super::places::{Buffers, Placed, allocate};
+use super::places::{Buffers, ClientGraph, allocate};
 use super::staged::Staged;
 use samite_core::{
     CancelToken, Charge, DType, Device, Layout, Ledger, Prepared, Result as Outcome, RunControl,
@@ -68,7 +68,7 @@ pub(super) fn prepare(
     fallbacks: &mut [Lane],
 ) -> Result<SegmentedGraph, UnsupportedConversion> {
     let (mut used, mut charges) = (BTreeSet::new(), Vec::new());
-    let tensors = Placed {
+    let tensors = ClientGraph {
         graph,
         buffers,
         device: &*Arc::clone(&lane.device),
@@ -103,7 +103,7 @@ pub(super) fn prepare(
             }
         };
         exchange(&mut places, &mut moved);
-        let work = samite_core::Placed {
+        let work = samite_core::PlacedGraph {
             graph: &graph,
             nodes: &nodes,
             places: &places,

@@ -1,13 +1,13 @@
 //! Fuses the nodes before attention: QK norms, RoPE, and the writes to the KV cache.
 
 use super::{ColumnSource, Fusion, NodeLaunch};
-use crate::ops::rope::{self, Norm, Turned};
+use crate::ops::rope::{self, FusedRotation, Norm};
 use samite_core::{DType, Node, Op, TensorId};
 
 /// Nodes that may become one launch.
 #[derive(Default)]
 struct FusionCandidate<'a> {
-    rotations: Vec<Turned<'a>>,
+    rotations: Vec<FusedRotation<'a>>,
     writes: Vec<Node<'a>>,
     /// Number of nodes.
     count: usize,
@@ -65,10 +65,10 @@ impl<'a> Fusion<'a> {
 
     /// Returns the rotation that starts at node `at`, with the norm and multiplication before it if
     /// present, and its number of nodes.
-    fn turned(&self, at: usize) -> Option<(Turned<'a>, usize)> {
+    fn turned(&self, at: usize) -> Option<(FusedRotation<'a>, usize)> {
         let first = *self.nodes.get(at)?;
         if matches!(first.op(), Op::Rope(_)) {
-            let turned = Turned {
+            let turned = FusedRotation {
                 rope: first,
                 norm: None,
             };
@@ -96,7 +96,7 @@ impl<'a> Fusion<'a> {
             scaled,
             eps,
         };
-        let turned = Turned {
+        let turned = FusedRotation {
             rope,
             norm: Some(norm),
         };
@@ -104,7 +104,7 @@ impl<'a> Fusion<'a> {
     }
 
     /// Returns whether the other inputs of a rotation, besides the heads, do not overlap `written`.
-    fn angles_are_apart(&self, turned: Turned<'_>, written: TensorId) -> bool {
+    fn angles_are_apart(&self, turned: FusedRotation<'_>, written: TensorId) -> bool {
         let factor = turned.norm.and_then(|norm| norm.scaled.source(1));
         let mut read = [turned.rope.source(1), turned.rope.source(2), factor]
             .into_iter()
@@ -113,7 +113,7 @@ impl<'a> Fusion<'a> {
     }
 
     /// Fuses a rotation with the norm before it.
-    fn one_rotation(&self, turned: Turned<'_>) -> Option<NodeLaunch> {
+    fn one_rotation(&self, turned: FusedRotation<'_>) -> Option<NodeLaunch> {
         let (node, source) = (turned.rope, turned.source()?);
         let &Op::Rope(of) = node.op() else {
             return None;

@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use super::{Known, floats, load_four, weights};
+use super::{OperandFacts, floats, load_four, weights};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use crate::shader::{Access, MATRICES};
 use crate::tuning::TILES;
@@ -40,7 +40,7 @@ fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launc
 pub fn mul_mat(
     node: Node<'_>,
     capacity: &Capacity,
-    known: Known,
+    known: OperandFacts,
 ) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let (y, a, b) = (
         node.result(),
@@ -172,7 +172,7 @@ fn tiled(
 pub fn mul_mat_id(
     node: Node<'_>,
     capacity: &Capacity,
-    known: Known,
+    known: OperandFacts,
 ) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let (y, a) = (node.result(), weights(node, known.packed)?);
     let (b, c) = (node.source_operand(1)?, node.source_operand(2)?);

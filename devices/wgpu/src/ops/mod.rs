@@ -17,7 +17,7 @@ use samite_core::{DType, Node, Op};
 
 /// Facts about the memory of a node's sources.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Known {
+pub struct OperandFacts {
     /// True if source 0 is packed.
     pub packed: bool,
     /// True if sources 1 and 2 start at multiples of 16 bytes.
@@ -31,7 +31,7 @@ pub struct Known {
 pub fn launches_of(
     node: Node<'_>,
     capacity: &Capacity,
-    known: Known,
+    known: OperandFacts,
 ) -> Result<Vec<Launch>, UnsupportedLaunch> {
     if matches!(node.op(), Op::Leaf) || node.op().is_view() {
         return Ok(Vec::new());
@@ -48,7 +48,7 @@ pub fn launches_of(
 fn whole(
     node: Node<'_>,
     capacity: &Capacity,
-    known: Known,
+    known: OperandFacts,
 ) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let one = |launch: Result<Launch, UnsupportedLaunch>| launch.map(|launch| vec![launch]);
     match *node.op() {

@@ -13,7 +13,7 @@ fn correction(rope: &Rope, rotations: f64) -> f64 {
 
 /// A rotation of heads, with the norm and multiplication before it if they are fused.
 #[derive(Clone, Copy)]
-pub struct Turned<'a> {
+pub struct FusedRotation<'a> {
     pub rope: Node<'a>,
     pub norm: Option<Norm<'a>>,
 }
@@ -26,7 +26,7 @@ pub struct Norm<'a> {
     pub eps: f32,
 }
 
-impl<'a> Turned<'a> {
+impl<'a> FusedRotation<'a> {
     /// Returns the heads before the norm and the rotation.
     pub fn source(&self) -> Option<Node<'a>> {
         self.norm.map_or(self.rope, |norm| norm.norm).source(0)
@@ -52,7 +52,7 @@ fn operand(node: Node<'_>, index: usize, name: char) -> Result<Operand, Unsuppor
 /// # Errors
 /// Returns the reason if such a launch is unsupported.
 pub fn norm_rope(
-    turned: Turned<'_>,
+    turned: FusedRotation<'_>,
     of: Rope,
     capacity: &Capacity,
 ) -> Result<Launch, UnsupportedLaunch> {
@@ -92,7 +92,7 @@ fn heads(a: &Operand, factor: Option<char>) -> String {
 /// # Errors
 /// Returns the reason if such a launch is unsupported.
 pub fn rope_store(
-    [query, key]: [Turned<'_>; 2],
+    [query, key]: [FusedRotation<'_>; 2],
     [keys, values]: [Node<'_>; 2],
     of: Rope,
     capacity: &Capacity,

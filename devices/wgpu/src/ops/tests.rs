@@ -1,6 +1,6 @@
 //! Checks that every shader that the conformance suite needs is valid WGSL. Needs no GPU.
 
-use super::{Known, launches_of};
+use super::{OperandFacts, launches_of};
 use crate::fuse::{self, Memory, is_packable};
 use crate::plan::{Capacity, Launch, MAX_OPERANDS};
 use crate::shader::Shader;
@@ -38,7 +38,7 @@ fn all_launches(capacity: &Capacity) -> Vec<Launch> {
             let node = case.graph.node(id);
             for (packed, aligned) in [(false, false), (false, true), (true, true)] {
                 if !packed || node.source(0).is_some_and(is_packable) {
-                    let known = Known { packed, aligned };
+                    let known = OperandFacts { packed, aligned };
                     all.extend(launches_of(node, capacity, known).unwrap_or_default());
                 }
             }
@@ -259,7 +259,7 @@ fn operands_that_share_a_binding_are_valid() {
 }
 
 #[test]
-fn parts_fit_into_bindings() {
+fn split_operands_fit_into_bindings() {
     let small = capacity(false, 64 << 10);
     let all = all_launches(&small);
     assert!(
@@ -276,7 +276,7 @@ fn parts_fit_into_bindings() {
 
 /// The grids of IQ types need a binding of their own, which an adapter must have.
 #[test]
-fn grids_count_among_bindings() {
+fn codebook_grids_count_towards_the_binding_limit() {
     let mut g = Graph::new();
     let x = g.input("x", DType::F32, [256, 1, 1, 1]).unwrap();
     for (dtype, operands) in [(DType::Q4_0, 3), (DType::IQ2_XS, 4)] {
@@ -287,7 +287,7 @@ fn grids_count_among_bindings() {
                 operands: few,
                 ..capacity(false, 1 << 30)
             };
-            let launches = launches_of(g.node(y), &capacity, Known::default());
+            let launches = launches_of(g.node(y), &capacity, OperandFacts::default());
             assert_eq!(launches.is_ok(), few == operands, "{dtype}, {few}");
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{elements, floats, reductions};
 use crate::plan::{
-    Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, Which, WorkgroupCount,
+    Capacity, GROUP, Launch, Operand, OperandSource, Operands, UnsupportedLaunch, WorkgroupCount,
 };
 use crate::shader::Access;
 use samite_core::{DType, Node};
@@ -133,7 +133,7 @@ fn in_place(
         if written.contains(&index) {
             operand.access = Access::Update;
         }
-        debug_assert_eq!(operand.which, Which::Source(index));
+        debug_assert_eq!(operand.which, OperandSource::Source(index));
         operands.push(operand);
     }
     floats(&operands)?;

@@ -194,7 +194,7 @@ fn prompts() -> u64 {
 }
 
 #[test]
-fn prompts_give_what_the_reference_gives() {
+fn tiled_attention_matches_the_reference() {
     for (parameters, seeds) in [("", 0..prompts()), ("subgroups=off", 100..110)] {
         let Some(device) = device(parameters) else {
             return;
@@ -208,7 +208,7 @@ fn prompts_give_what_the_reference_gives() {
 }
 
 #[test]
-fn so_do_cooperative_matrices() {
+fn cooperative_matrix_attention_matches_the_reference() {
     let Some(device) = device("") else { return };
     own(&device).emulate_matrices();
     drop(Arc::clone(&device).open_stream().unwrap());
@@ -220,7 +220,7 @@ fn so_do_cooperative_matrices() {
 /// Kernels with one planted bug each. The test must detect all of them. The texts are those passed
 /// to the compiler, with loops unrolled.
 #[test]
-fn mistakes_in_the_kernels_show() {
+fn planted_kernel_bugs_are_detected() {
     for (right, wrong) in [
         ("total[1] *= rescale1;", ""),
         ("sum0_1 *= rescale1;", ""),
@@ -244,7 +244,7 @@ fn mistakes_in_the_kernels_show() {
 /// Tests planted bugs in the kernel for cooperative matrices. Some are already detected when the
 /// device is opened; then the results are correct, because the other kernel is used.
 #[test]
-fn mistakes_with_matrices_show() {
+fn planted_cooperative_matrix_bugs_are_detected() {
     for (right, wrong, is_found_at_opening) in [
         ("total *= rescale;", "", true),
         ("factors[mine] = rescale;", "factors[mine] = 1.0;", true),

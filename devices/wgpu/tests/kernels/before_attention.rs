@@ -164,7 +164,7 @@ fn limit(kind: Kind) -> f64 {
 }
 
 #[test]
-fn one_launch_gives_the_bits_that_its_nodes_give() {
+fn the_fused_launch_matches_separate_launches_bit_for_bit() {
     let seeds = std::env::var("SAMITE_RANDOM_GRAPHS").ok();
     let seeds = seeds.and_then(|text| text.parse().ok()).unwrap_or(40u64);
     for (number, parameters) in ["", "subgroups=off", "overlaps=off"].iter().enumerate() {
@@ -205,7 +205,7 @@ fn one_launch_gives_the_bits_that_its_nodes_give() {
 
 /// Kernels with one planted bug each. The test must detect all of them.
 #[test]
-fn mistakes_in_the_kernel_show() {
+fn planted_bugs_in_the_fused_kernel_are_detected() {
     let is_wrong = |device: &Arc<dyn Device>| {
         (0..20).any(|seed| {
             let kind = Kind {

@@ -47,7 +47,7 @@ fn error(device: &Arc<dyn Device>, work: &Work) -> f64 {
 }
 
 #[test]
-fn rows_and_products_are_those_of_the_reference() {
+fn codebook_rows_and_products_match_the_reference() {
     // With the smaller binding, weights are split.
     for parameters in ["", "subgroups=off,overlaps=off,binding=64KiB"] {
         let Some(device) = device(parameters) else {
@@ -72,7 +72,7 @@ fn rows_and_products_are_those_of_the_reference() {
 }
 
 #[test]
-fn so_are_products_by_cooperative_matrices() {
+fn codebook_products_by_cooperative_matrices_match_the_reference() {
     let Some(device) = device("") else { return };
     own(&device).emulate_matrices();
     for dtype in DECODED {
@@ -84,7 +84,7 @@ fn so_are_products_by_cooperative_matrices() {
 
 /// Decoders with one planted bug each. The test must detect all of them.
 #[test]
-fn mistakes_in_decoders_show() {
+fn planted_decoder_bugs_are_detected() {
     use DType as T;
     for (dtype, right, wrong) in [
         (T::IQ1_S, ">> 15u) * 255u", ">> 15u) * 127u"),
@@ -123,7 +123,7 @@ fn mistakes_in_decoders_show() {
 /// Decoders for eight and for four elements share their text; those for whole groups have their
 /// own.
 #[test]
-fn mistakes_in_groups_of_elements_show() {
+fn planted_group_decoder_bugs_are_detected() {
     for (right, wrong) in [
         ("(k + j) / 4u", "k / 4u"),
         ("(k + j) / 2u", "k / 2u"),

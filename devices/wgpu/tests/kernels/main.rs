@@ -6,8 +6,8 @@ mod before_attention;
 mod codebooks;
 
 use samite_core::{
-    Backend, CancelToken, DType, Device, Graph, Layout, Placed, RunControl, TensorGroup, TensorId,
-    TensorRef, Usage,
+    Backend, CancelToken, DType, Device, Graph, Layout, PlacedGraph, RunControl, TensorGroup,
+    TensorId, TensorRef, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::nmse;
@@ -29,7 +29,7 @@ fn device(parameters: &str) -> Option<Arc<dyn Device>> {
 /// Opens a device with a planted bug: it replaces `right` with `wrong` in its kernels.
 fn mistaken(parameters: &str, right: &'static str, wrong: &'static str) -> Option<Arc<dyn Device>> {
     let device = device(parameters)?;
-    own(&device).falsify(right, wrong);
+    own(&device).override_test(right, wrong);
     Some(device)
 }
 
@@ -141,7 +141,7 @@ impl Work {
             let layout = Layout::contiguous(DType::I8, [bytes, 1, 1, 1]).unwrap();
             let memory = device.buffer_type();
             let scratch = TensorGroup::allocate(&memory, Usage::Compute, &[("", layout)]).unwrap();
-            let work = Placed {
+            let work = PlacedGraph {
                 graph: &self.graph,
                 nodes,
                 places: &places,

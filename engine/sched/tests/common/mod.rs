@@ -2,8 +2,9 @@
 #![allow(dead_code, reason = "not every test file uses everything")]
 
 use samite_core::{
-    Buffer, BufferType, DType, Delegate, Delegating, Device, DeviceKind, Graph, Keep, Layout, Op,
-    Result, StoredTensor, TensorGroup, TensorId, TensorInfo, Unary, Usage, same_buffer_type,
+    Buffer, BufferType, DType, Device, DeviceKind, DeviceWrapper, Graph, KeepAlive, Layout, Op,
+    Result, StoredTensor, TensorGroup, TensorId, TensorInfo, Unary, Usage, WrappedDevice,
+    same_buffer_type,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_sched::Scheduler;
@@ -27,7 +28,7 @@ pub fn host() -> Arc<dyn Device> {
 }
 
 /// Reordering function of a [`Special`] device for the nodes of a split.
-pub type Optimize = Box<dyn Fn(&Graph, &mut [TensorId]) -> Vec<Keep> + Send + Sync>;
+pub type Optimize = Box<dyn Fn(&Graph, &mut [TensorId]) -> Vec<KeepAlive> + Send + Sync>;
 
 /// A device with features that the reference lacks: requests about order and memory, or its own
 /// host memory.
@@ -40,9 +41,9 @@ pub struct Special {
 impl Special {
     pub fn optimizing(
         device: Arc<dyn Device>,
-        optimize: impl Fn(&Graph, &mut [TensorId]) -> Vec<Keep> + Send + Sync + 'static,
+        optimize: impl Fn(&Graph, &mut [TensorId]) -> Vec<KeepAlive> + Send + Sync + 'static,
     ) -> Arc<dyn Device> {
-        Delegating::device(Special {
+        WrappedDevice::device(Special {
             device,
             optimize: Some(Box::new(optimize)),
             host_memory: None,
@@ -53,7 +54,7 @@ impl Special {
         device: Arc<dyn Device>,
         host_memory: Arc<dyn BufferType>,
     ) -> Arc<dyn Device> {
-        Delegating::device(Special {
+        WrappedDevice::device(Special {
             device,
             optimize: None,
             host_memory: Some(host_memory),
@@ -61,14 +62,14 @@ impl Special {
     }
 }
 
-impl Delegate for Special {
+impl DeviceWrapper for Special {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.device
     }
     fn host_buffer_type(&self) -> Option<Arc<dyn BufferType>> {
         self.host_memory.clone()
     }
-    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep> {
+    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<KeepAlive> {
         let optimize = self.optimize.as_ref();
         optimize.map_or_else(Vec::new, |optimize| optimize(graph, nodes))
     }
@@ -102,7 +103,7 @@ impl BufferType for Roomy {
 
 struct RoomyDevice(Arc<dyn Device>, Arc<dyn BufferType>);
 
-impl Delegate for RoomyDevice {
+impl DeviceWrapper for RoomyDevice {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.0
     }
@@ -117,7 +118,7 @@ impl Delegate for RoomyDevice {
 /// Returns `device` with its own memory type, in which results need `more` extra bytes.
 pub fn roomy(device: Arc<dyn Device>, more: More) -> Arc<dyn Device> {
     let memory = Arc::new(Roomy(device.buffer_type(), more));
-    Delegating::device(RoomyDevice(device, memory))
+    WrappedDevice::device(RoomyDevice(device, memory))
 }
 
 pub fn f32s(n: &[usize]) -> Layout {

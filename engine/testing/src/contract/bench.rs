@@ -1,7 +1,7 @@
 //! Tools for all checks: a device, work for it, and data.
 
 use samite_core::{
-    BufferType, CancelToken, DType, Device, Error, Graph, Layout, Placed, Result, RunControl,
+    BufferType, CancelToken, DType, Device, Error, Graph, Layout, PlacedGraph, Result, RunControl,
     Stream, TensorGroup, TensorId, TensorRef, Usage,
 };
 use std::fmt;
@@ -54,8 +54,8 @@ pub(super) struct SingleNodeGraph {
 }
 
 impl SingleNodeGraph {
-    pub fn placed(&self) -> Placed<'_> {
-        Placed {
+    pub fn placed(&self) -> PlacedGraph<'_> {
+        PlacedGraph {
             graph: &self.graph,
             nodes: &self.nodes,
             places: &self.places,

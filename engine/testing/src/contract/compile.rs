@@ -1,7 +1,7 @@
 //! Support queries, and work that is compiled once and prepared for several placements.
 
 use super::bench::{Bench, Check, N, Named, control, ensure, pattern, read, skip};
-use samite_core::{CancelToken, DType, Graph, Op, Placed, TensorId};
+use samite_core::{CancelToken, DType, Graph, Op, PlacedGraph, TensorId};
 use std::sync::Arc;
 
 pub(super) const CHECKS: &[Named] = &[
@@ -73,7 +73,7 @@ fn compiled_work_is_shared(bench: &Bench) -> Check {
     let mut results = Vec::new();
     for work in [&work, &other] {
         let mut stream = bench.stream()?;
-        let mut prepared = stream.prepare(Placed {
+        let mut prepared = stream.prepare(PlacedGraph {
             compiled: Some(&compiled),
             ..work.placed()
         })?;

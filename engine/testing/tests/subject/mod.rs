@@ -1,8 +1,8 @@
 //! A graph with known inputs, run on a device.
 
 use samite_core::{
-    CancelToken, DType, Device, Graph, Layout, Placed, RunControl, Shape, TensorGroup, TensorId,
-    Usage,
+    CancelToken, DType, Device, Graph, Layout, PlacedGraph, RunControl, Shape, TensorGroup,
+    TensorId, Usage,
 };
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_quant::RowReader;
@@ -74,7 +74,7 @@ impl Subject {
         let bytes = device.workspace(graph, &nodes).unwrap();
         let workspace = allocate(Layout::contiguous(DType::I8, [bytes, 1, 1, 1]).unwrap());
         let mut stream = Arc::clone(device).open_stream().unwrap();
-        let work = Placed {
+        let work = PlacedGraph {
             graph,
             nodes: &nodes,
             places: &places,

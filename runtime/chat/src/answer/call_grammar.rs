@@ -26,7 +26,7 @@ impl Format {
         if tools.is_empty() {
             return None;
         }
-        let many = Many { is_parallel };
+        let many = CallCount { is_parallel };
         let (part, triggers) = match &self.calls {
             Calls::Json(calls) => self.json_calls(calls, tools, many),
             Calls::Named(calls) if calls.text_name.is_none() => {
@@ -51,7 +51,7 @@ impl Format {
         &self,
         calls: &JsonCalls,
         tools: &[Tool],
-        many: Many,
+        many: CallCount,
     ) -> (GrammarPart, Vec<Trigger>) {
         let objects = tools.iter().map(|tool| object(calls, self.ids, tool));
         let object = GrammarPart::OneOf(objects.collect());
@@ -110,11 +110,11 @@ impl Format {
 
 /// Number of calls that an answer may have.
 #[derive(Clone, Copy)]
-struct Many {
+struct CallCount {
     is_parallel: bool,
 }
 
-impl Many {
+impl CallCount {
     /// Returns one call or more, with `between` them.
     fn repeat(self, call: GrammarPart, between: GrammarPart) -> GrammarPart {
         if !self.is_parallel {
@@ -208,7 +208,7 @@ fn named_calls(
     calls: &NamedCalls,
     ids: Ids,
     tools: &[Tool],
-    many: Many,
+    many: CallCount,
 ) -> (GrammarPart, Vec<Trigger>) {
     let call = |tool: &Tool| {
         let mut parts = vec![GrammarPart::text(calls.open)];
@@ -247,7 +247,11 @@ fn named_calls(
     )
 }
 
-fn tagged_calls(calls: &TaggedCalls, tools: &[Tool], many: Many) -> (GrammarPart, Vec<Trigger>) {
+fn tagged_calls(
+    calls: &TaggedCalls,
+    tools: &[Tool],
+    many: CallCount,
+) -> (GrammarPart, Vec<Trigger>) {
     let call = |tool: &Tool| {
         let mut parts = vec![
             GrammarPart::text(calls.open),

@@ -33,7 +33,7 @@ enum State {
 
 /// Meaning of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Meaning {
+enum HeaderMeaning {
     Content,
     Thought,
     Call(String),
@@ -186,12 +186,12 @@ impl ChannelMachine {
             {
                 self.buffer.drain(..mark + at + self.channels.message.len());
                 let body = match meaning {
-                    Meaning::Call(name) => {
+                    HeaderMeaning::Call(name) => {
                         sink.start(&name, None);
                         Body::Arguments
                     }
-                    Meaning::Thought => Body::Thought,
-                    Meaning::Content => Body::Content,
+                    HeaderMeaning::Thought => Body::Thought,
+                    HeaderMeaning::Content => Body::Content,
                 };
                 self.state = State::Body(body);
                 true
@@ -208,28 +208,28 @@ impl ChannelMachine {
     }
 
     /// Returns the meaning of a header, or `None` if some of it is unknown.
-    fn meaning(&self, header: &str, sink: &Sink) -> Option<Meaning> {
+    fn meaning(&self, header: &str, sink: &Sink) -> Option<HeaderMeaning> {
         let header = self
             .channels
             .marks
             .iter()
             .fold(header.to_owned(), |header, mark| header.replace(mark, " "));
-        let mut meaning = Meaning::Content;
+        let mut meaning = HeaderMeaning::Content;
         for word in header.split_whitespace() {
             if self.channels.thoughts.contains(&word) {
-                if meaning == Meaning::Content {
-                    meaning = Meaning::Thought;
+                if meaning == HeaderMeaning::Content {
+                    meaning = HeaderMeaning::Thought;
                 }
             } else if let Some(recipient) = word
                 .strip_prefix("to=")
                 .filter(|recipient| !self.channels.words.contains(recipient))
             {
                 let name = recipient.strip_prefix("functions.").unwrap_or(recipient);
-                if !self.has_tools || !is_name(name) || matches!(meaning, Meaning::Call(_)) {
+                if !self.has_tools || !is_name(name) || matches!(meaning, HeaderMeaning::Call(_)) {
                     return None;
                 }
                 if self.channels.inner.is_none() {
-                    meaning = Meaning::Call(name.to_owned());
+                    meaning = HeaderMeaning::Call(name.to_owned());
                 } else if !sink.arguments.contains_key(name) {
                     return None;
                 }

@@ -347,7 +347,7 @@ mod tests {
     };
 
     #[test]
-    fn calls_are_read_in_any_order_and_nesting() {
+    fn call_fields_parse_in_any_order_and_nesting() {
         let text = r#"{"name": "f", "arguments": {"a": 1}}"#;
         let Header::Arguments {
             name, at, depth, ..
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_closes_a_call_is_skipped() {
+    fn closing_brackets_after_a_call_are_skipped() {
         assert_eq!(tail(r#" , "type": "function"}]"#, 1), Ok(22));
         assert_eq!(tail(r#", "other": 1}]"#, 1), Err(Stop::Broken));
         assert_eq!(tail("}}", 2), Ok(2));

@@ -36,7 +36,7 @@ enum Expect {
 
 /// Progress of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turned {
+pub(super) enum ConversionProgress {
     /// Converted so far; more text is needed.
     More,
     /// End of the arguments.
@@ -73,7 +73,12 @@ impl Literals {
 
     /// Converts as much of `text` as possible and appends it to `json`. Returns the number of bytes
     /// consumed.
-    pub(super) fn turn(&mut self, text: &str, is_end: bool, json: &mut String) -> (usize, Turned) {
+    pub(super) fn turn(
+        &mut self,
+        text: &str,
+        is_end: bool,
+        json: &mut String,
+    ) -> (usize, ConversionProgress) {
         let mut at = 0;
         loop {
             let before = at;
@@ -82,15 +87,20 @@ impl Literals {
                 Err(turned) => return (at, turned),
             }
             if self.levels.is_empty() {
-                return (at, Turned::End);
+                return (at, ConversionProgress::End);
             }
             if at == before && at == text.len() {
-                return (at, Turned::More);
+                return (at, ConversionProgress::More);
             }
         }
     }
 
-    fn step(&mut self, text: &str, is_end: bool, json: &mut String) -> Result<usize, Turned> {
+    fn step(
+        &mut self,
+        text: &str,
+        is_end: bool,
+        json: &mut String,
+    ) -> Result<usize, ConversionProgress> {
         if let Expect::Text(quote) = self.expect {
             return self.text(text, quote, is_end, json);
         }
@@ -99,10 +109,10 @@ impl Literals {
             return Ok(space);
         }
         let Some(first) = text.chars().next() else {
-            return Err(Turned::More);
+            return Err(ConversionProgress::More);
         };
         let Some(&level) = self.levels.last() else {
-            return Err(Turned::End);
+            return Err(ConversionProgress::End);
         };
         let close = match level {
             Level::Named { close } | Level::List { close } => close,
@@ -125,7 +135,7 @@ impl Literals {
                 self.expect = Expect::CommaOrEnd;
                 Ok(1)
             }
-            Expect::CommaOrEnd => Err(Turned::Broken),
+            Expect::CommaOrEnd => Err(ConversionProgress::Broken),
             Expect::ItemOrEnd if !matches!(level, Level::List { .. }) => {
                 let (key, length) = self.key(text, level)?;
                 self.comma(json);
@@ -145,7 +155,7 @@ impl Literals {
     }
 
     /// Reads a name and the text between it and its value.
-    fn key(&self, text: &str, level: Level) -> Result<(String, usize), Turned> {
+    fn key(&self, text: &str, level: Level) -> Result<(String, usize), ConversionProgress> {
         let separator = if level == Level::Dict || self.style == Style::Gemma {
             ':'
         } else {
@@ -154,32 +164,32 @@ impl Literals {
         for quote in [GEMMA_QUOTE, "\"", "'"] {
             match begins(text, quote, false) {
                 Begins::No => continue,
-                Begins::Perhaps => return Err(Turned::More),
+                Begins::Perhaps => return Err(ConversionProgress::More),
                 Begins::Yes => {}
             }
             let inner = &text[quote.len()..];
             let Some(end) = inner.find(quote) else {
                 return Err(if text.len() > MAX_WORD_LEN {
-                    Turned::Broken
+                    ConversionProgress::Broken
                 } else {
-                    Turned::More
+                    ConversionProgress::More
                 });
             };
             let rest = &inner[end + quote.len()..];
             let behind = rest.trim_start();
             return match behind.chars().next() {
-                None => Err(Turned::More),
+                None => Err(ConversionProgress::More),
                 Some(c) if c == separator && end <= MAX_WORD_LEN => {
                     Ok((inner[..end].to_owned(), text.len() - behind.len() + 1))
                 }
-                Some(_) => Err(Turned::Broken),
+                Some(_) => Err(ConversionProgress::Broken),
             };
         }
         let is_name = |c: char| c.is_alphanumeric() || "_-.$/".contains(c);
         let end = text.find(|c: char| !is_name(c) && c != ' ');
         match end {
-            None if text.len() > MAX_WORD_LEN => Err(Turned::Broken),
-            None => Err(Turned::More),
+            None if text.len() > MAX_WORD_LEN => Err(ConversionProgress::Broken),
+            None => Err(ConversionProgress::More),
             Some(end)
                 if end > 0
                     && end <= MAX_WORD_LEN
@@ -188,15 +198,20 @@ impl Literals {
             {
                 Ok((text[..end].trim_end().to_owned(), end + 1))
             }
-            Some(_) => Err(Turned::Broken),
+            Some(_) => Err(ConversionProgress::Broken),
         }
     }
 
-    fn value(&mut self, text: &str, is_end: bool, json: &mut String) -> Result<usize, Turned> {
+    fn value(
+        &mut self,
+        text: &str,
+        is_end: bool,
+        json: &mut String,
+    ) -> Result<usize, ConversionProgress> {
         for quote in [GEMMA_QUOTE, "\"", "'"] {
             match begins(text, quote, is_end) {
                 Begins::No => {}
-                Begins::Perhaps => return Err(Turned::More),
+                Begins::Perhaps => return Err(ConversionProgress::More),
                 Begins::Yes => {
                     self.comma(json);
                     json.push('"');
@@ -214,7 +229,7 @@ impl Literals {
         };
         if let Some((level, bracket)) = opened {
             if self.levels.len() == DEEPEST {
-                return Err(Turned::Broken);
+                return Err(ConversionProgress::Broken);
             }
             self.comma(json);
             json.push(bracket);
@@ -225,18 +240,18 @@ impl Literals {
         let end = text.find([',', '}', ']', ')', '\n']);
         let end = match end {
             Some(end) if end <= MAX_WORD_LEN => end,
-            None if text.len() <= MAX_WORD_LEN => return Err(Turned::More),
-            _ => return Err(Turned::Broken),
+            None if text.len() <= MAX_WORD_LEN => return Err(ConversionProgress::More),
+            _ => return Err(ConversionProgress::Broken),
         };
         let word = text[..end].trim_end();
         let word = match word {
             "True" | "true" => "true".to_owned(),
             "False" | "false" => "false".to_owned(),
             "None" | "null" | "none" => "null".to_owned(),
-            "" => return Err(Turned::Broken),
+            "" => return Err(ConversionProgress::Broken),
             word if serde_json::from_str::<serde_json::Number>(word).is_ok() => word.to_owned(),
             word if self.style == Style::Gemma => Value::from(word).to_string(),
-            _ => return Err(Turned::Broken),
+            _ => return Err(ConversionProgress::Broken),
         };
         self.comma(json);
         json.push_str(&word);
@@ -251,7 +266,7 @@ impl Literals {
         quote: &'static str,
         is_end: bool,
         json: &mut String,
-    ) -> Result<usize, Turned> {
+    ) -> Result<usize, ConversionProgress> {
         if quote == GEMMA_QUOTE {
             return match find(text, [quote].into_iter(), is_end) {
                 Found::Mark { at, .. } => {
@@ -260,7 +275,7 @@ impl Literals {
                     self.expect = Expect::CommaOrEnd;
                     Ok(at + quote.len())
                 }
-                Found::None { until: 0 } => Err(Turned::More),
+                Found::None { until: 0 } => Err(ConversionProgress::More),
                 Found::None { until } => {
                     push_escaped(json, &text[..until]);
                     Ok(until)
@@ -291,7 +306,11 @@ impl Literals {
                 None => break,
             }
         }
-        if at == 0 { Err(Turned::More) } else { Ok(at) }
+        if at == 0 {
+            Err(ConversionProgress::More)
+        } else {
+            Ok(at)
+        }
     }
 }
 
@@ -366,7 +385,7 @@ pub(super) fn push_escaped(json: &mut String, text: &str) {
 mod tests {
     use super::*;
 
-    fn turned(style: Style, text: &str) -> (String, usize, Turned) {
+    fn turned(style: Style, text: &str) -> (String, usize, ConversionProgress) {
         let mut json = "{".to_owned();
         let (at, turned) = Literals::new(style).turn(text, true, &mut json);
         // The result must not depend on where the text is cut.
@@ -374,7 +393,7 @@ mod tests {
             let mut literals = Literals::new(style);
             let mut other = "{".to_owned();
             let (mut done, mut result) = literals.turn(&text[..cut], false, &mut other);
-            if result == Turned::More {
+            if result == ConversionProgress::More {
                 let (more, end) = literals.turn(&text[done..], true, &mut other);
                 done += more;
                 result = end;
@@ -389,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn literals_become_json() {
+    fn literals_are_converted_to_json() {
         for (style, text, expected) in [
             (Style::Gemma, "}", "{}"),
             (
@@ -412,7 +431,7 @@ mod tests {
             let (json, at, end) = turned(style, text);
             assert_eq!(
                 (json.as_str(), at, end),
-                (expected, text.len(), Turned::End)
+                (expected, text.len(), ConversionProgress::End)
             );
             assert!(serde_json::from_str::<Value>(&json).is_ok());
         }
@@ -422,7 +441,10 @@ mod tests {
             (Style::Gemma, "a}"),
             (Style::Python, "a=[1})"),
         ] {
-            assert!(turned(style, broken).2 != Turned::End, "{broken}");
+            assert!(
+                turned(style, broken).2 != ConversionProgress::End,
+                "{broken}"
+            );
         }
     }
 }

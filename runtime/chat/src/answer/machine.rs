@@ -5,7 +5,7 @@ mod tagged;
 use super::format::{Calls, Format, JsonCalls};
 use super::head::{Arguments, Opened, open_json, open_literal, open_named, open_tagged, space};
 use super::json::{Scanned, Scanner, Stop, tail};
-use super::literal::{Literals, Turned, push_escaped};
+use super::literal::{ConversionProgress, Literals, push_escaped};
 use super::marks::{Begins, Found, begins, find};
 use super::{ArgumentKind, Sink};
 
@@ -488,7 +488,7 @@ impl Machine {
         sink.arguments(&json);
         self.buffer.drain(..length);
         match turned {
-            Turned::More if is_end => {
+            ConversionProgress::More if is_end => {
                 // The rest of an unfinished word.
                 let rest = self.buffer.len();
                 let mut json = String::new();
@@ -497,12 +497,12 @@ impl Machine {
                 self.buffer.drain(..rest);
                 self.go(State::Text)
             }
-            Turned::More => self.wait(State::Literal(literals, in_list)),
-            Turned::End => {
+            ConversionProgress::More => self.wait(State::Literal(literals, in_list)),
+            ConversionProgress::End => {
                 sink.end();
                 self.go(State::Behind { in_list })
             }
-            Turned::Broken => {
+            ConversionProgress::Broken => {
                 sink.end();
                 self.is_fresh = false;
                 self.go(State::Text)

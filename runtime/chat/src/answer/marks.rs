@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_first_mark_is_found_and_beginnings_wait() {
+    fn the_first_longest_marker_is_found_and_prefixes_wait() {
         let marks = ["<a>", "<a><b>", "[x]"];
         let find = |text: &str, is_end| find(text, marks.into_iter(), is_end);
         assert_eq!(find("no", false), Found::None { until: 2 });

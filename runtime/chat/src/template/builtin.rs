@@ -222,7 +222,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn each_shows_who_said_what() {
+    fn builtin_templates_show_each_role() {
         let context = json!({"bos_token": "<s>", "eos_token": "</s>",
             "add_generation_prompt": true, "messages": [
             {"role": "system", "content": "SYSTEM"}, {"role": "user", "content": "ONE"},

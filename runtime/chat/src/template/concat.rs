@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operands_are_wrapped_with_what_binds_tighter() {
+    fn concat_operands_are_wrapped_with_tighter_operators() {
         for (source, expected) in [
             ("{{ a }}", "{{ a }}"),
             ("{{ a~'~' }}", "{{ T((a))~T(('~')) }}"),

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_tags_are_replaced() {
+    fn only_generation_tags_are_replaced() {
         let source = "{% if x %}{%- generation -%}a{{ '{% generation %}' }}{# {% generation %} #}{% raw %}{% generation %}{{{% endraw %}{%+ endgeneration %}b";
         let expected = "{% if x %}{%- if true -%}a{{ '{% generation %}' }}{# {% generation %} #}{% raw %}{% generation %}{{{% endraw %}{%+ endif %}b";
         assert_eq!(prepare(source).unwrap(), expected);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn words_strings_and_signs_are_parts_of_an_expression() {
+    fn expressions_end_at_their_closing_tag() {
         for (source, expected) in [
             ("{{ foo_1 + 'a b' }} x", (19, 3)),
             ("{{ größe[0]|f(b) }}", (21, 7)),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_looked_at() {
+    fn assigned_values_are_wrapped_for_accounting() {
         for (source, expected) in [
             ("{% set x = 1 -%}", "{% set x = _samite_keep(( 1 ))-%}"),
             (

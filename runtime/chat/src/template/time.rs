@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_as_python_writes_them() {
+    fn times_are_formatted_as_in_python() {
         let time = DateTime::new(1_709_210_096, 0);
         for (format, text) in [
             ("%Y-%m-%d %H:%M:%S", "2024-02-29 12:34:56"),

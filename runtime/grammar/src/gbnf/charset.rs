@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_joined_and_negated() {
+    fn character_ranges_are_merged_and_negated() {
         let set = CharSet::new(vec![(98, 99), (97, 97), (200, 300), (250, 260)], false);
         assert_eq!(set.ranges(), [(97, 99), (200, 300)]);
         let others = CharSet::new(vec![(0, 96), (100, LAST)], true);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn first_bytes_are_those_of_utf8() {
+    fn first_bytes_match_utf8() {
         for (range, expected) in [
             ((0x41, 0x43), 0x41..=0x43),
             ((0x7f, 0x80), 0x7f..=0xc2),

@@ -208,11 +208,11 @@ impl Collector<'_> {
 }
 
 /// First bytes of a part, and whether it can be empty.
-type Beginning = (Bytes, bool);
+type FirstBytes = (Bytes, bool);
 
 /// Computes what can follow each lexeme.
 fn find_behind(grammar: &Gbnf, lexemes: &mut Lexemes) {
-    let mut first = vec![Beginning::default(); grammar.rules.len()];
+    let mut first = vec![FirstBytes::default(); grammar.rules.len()];
     loop {
         let mut is_new = false;
         for (number, rule) in grammar.rules.iter().enumerate() {
@@ -237,21 +237,21 @@ fn find_behind(grammar: &Gbnf, lexemes: &mut Lexemes) {
     }
 }
 
-fn beginning(node: &GbnfNode, lexemes: &Lexemes, first: &[Beginning]) -> Beginning {
+fn beginning(node: &GbnfNode, lexemes: &Lexemes, first: &[FirstBytes]) -> FirstBytes {
     if let Some(lexeme) = lexemes.index_of(node) {
         let automaton = &lexemes.all[lexeme].automaton;
         return (automaton.first_bytes, automaton.is_nullable);
     }
     match &node.kind {
         // No text begins with a token, and rules without lexemes are unreachable.
-        Kind::Chars(_) | Kind::Token { .. } => Beginning::default(),
+        Kind::Chars(_) | Kind::Token { .. } => FirstBytes::default(),
         Kind::Rule(rule) => first[*rule],
         Kind::Repeat { node, least, .. } => {
             let (bytes, is_nullable) = beginning(node, lexemes, first);
             (bytes, is_nullable || *least == 0)
         }
         Kind::Choice(options) => {
-            let mut all = Beginning::default();
+            let mut all = FirstBytes::default();
             for option in options {
                 let (bytes, is_nullable) = beginning(option, lexemes, first);
                 all.0.add(&bytes);
@@ -280,7 +280,7 @@ fn behind(
     node: &GbnfNode,
     mut after: Bytes,
     lexemes: &mut Lexemes,
-    first: &[Beginning],
+    first: &[FirstBytes],
     behind_rule: &mut [Bytes],
 ) -> bool {
     if let Some(lexeme) = lexemes.index_of(node) {

@@ -25,7 +25,7 @@ fn allowed(constraint: &mut GrammarConstraint) -> Vec<u32> {
 }
 
 #[test]
-fn white_space_in_json_has_an_end_in_any_grammar() {
+fn json_white_space_is_limited_in_any_grammar() {
     let schema = serde_json::json!({"type": "object", "properties": {"a": {"type": "integer"}}});
     let whole = Grammar::json_schema(&schema.to_string()).unwrap();
     for grammar in [whole, Grammar::parts(GrammarPart::Json(schema))] {
@@ -39,7 +39,7 @@ fn white_space_in_json_has_an_end_in_any_grammar() {
 }
 
 #[test]
-fn numbers_in_json_have_an_end_in_any_grammar() {
+fn json_number_length_is_limited_in_any_grammar() {
     for (kind, begin) in [
         (r#"{"type": "number"}"#, "-0."),
         (r#"{"type": "number", "minimum": 0, "maximum": 1}"#, "0."),
@@ -93,7 +93,7 @@ fn numbers_in_json_have_an_end_in_any_grammar() {
 }
 
 #[test]
-fn a_text_ends_only_where_it_is_complete() {
+fn end_is_allowed_only_for_complete_text() {
     let (mut constraint, _) = gbnf("root ::= \"ab\" \"c\"?", &["abc"]);
     assert!(!constraint.allows(END).unwrap());
     let message = constraint.clone().accept(END).unwrap_err().to_string();
@@ -120,7 +120,7 @@ fn a_text_ends_only_where_it_is_complete() {
 }
 
 #[test]
-fn tokens_by_number_and_name() {
+fn grammars_reference_tokens_by_id_and_name() {
     let (mut constraint, _) = gbnf("root ::= <call> \"x\" !<[3]> <[4]>?", &["xy"]);
     assert_eq!(allowed(&mut constraint), [CALL]);
     constraint.accept(CALL).unwrap();
@@ -138,7 +138,7 @@ fn tokens_by_number_and_name() {
 }
 
 #[test]
-fn control_tokens_are_no_text() {
+fn control_tokens_do_not_match_text() {
     let (mut constraint, _) = gbnf("root ::= .*", &["a<call>b"]);
     for token in [0, 1, CALL, OTHER] {
         assert!(!constraint.allows(token).unwrap(), "{token}");
@@ -150,7 +150,7 @@ fn control_tokens_are_no_text() {
 }
 
 #[test]
-fn tokens_with_the_same_text_are_the_same() {
+fn tokens_with_equal_text_are_interchangeable() {
     let (mut constraint, vocabulary) = gbnf("root ::= \"ab\" <[261]>", &["a", "b"]);
     let (a, b) = (261, 262);
     assert_eq!(vocabulary.tokenizer().find("a"), Some(a));
@@ -165,7 +165,7 @@ fn tokens_with_the_same_text_are_the_same() {
 }
 
 #[test]
-fn ways_back() {
+fn rollback_restores_earlier_masks() {
     let (beginning, _) = gbnf("root ::= (\"a\" | <[3]>)+ \"b\" \"c\"", &["aa", "ab"]);
     let mut rng = Rng::new(4);
     for _ in 0..200 {
@@ -192,7 +192,7 @@ fn ways_back() {
 }
 
 #[test]
-fn copies_go_their_own_ways() {
+fn clones_are_independent() {
     let (mut constraint, _) = gbnf("root ::= \"a\" \"b\" | \"a\" \"c\"", &[]);
     constraint.accept(byte(b'a')).unwrap();
     let mut copy = constraint.clone();
@@ -228,7 +228,7 @@ fn regular_expressions_match_the_whole_text() {
 }
 
 #[test]
-fn a_sampler_keeps_to_it() {
+fn a_sampler_obeys_the_constraint() {
     let (constraint, vocabulary) = gbnf("root ::= [a-c]{5} | \"x\"+", &["ab", "bc"]);
     let count = vocabulary.tokenizer().vocab_size();
     for seed in 0..50 {
@@ -265,7 +265,7 @@ fn a_sampler_keeps_to_it() {
 }
 
 #[test]
-fn integers_have_an_end_and_are_not_rounded() {
+fn integers_are_limited_in_length_and_not_rounded() {
     let integer = |kind: &str| serde_json::from_str::<serde_json::Value>(kind).unwrap();
     for schema in [
         r#"{"type": "integer"}"#,

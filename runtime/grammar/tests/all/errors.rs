@@ -5,7 +5,7 @@ use samite_grammar::{Grammar, GrammarVocabulary};
 use samite_text::Constraint;
 
 #[test]
-fn wrong_grammars_are_told_by_place() {
+fn grammar_errors_name_line_and_column() {
     let cases = [
         (
             "",
@@ -296,7 +296,7 @@ fn wrong_grammars_are_told_by_place() {
 }
 
 #[test]
-fn what_is_too_large_or_too_deep() {
+fn oversized_and_deeply_nested_grammars_are_refused() {
     let deep = format!("root ::= {}\"a\"{}", "(".repeat(60), ")".repeat(60));
     let many: String = (0..3000).map(|n| format!("r{n} ::= \"a\"\n")).collect();
     for (text, part) in [
@@ -337,7 +337,7 @@ fn what_is_too_large_or_too_deep() {
 }
 
 #[test]
-fn choices_of_many_words_are_kept_to() {
+fn choices_of_many_words_are_enforced() {
     // More than are compared with each other, alone and with a suffix.
     let words: Vec<String> = (0..1500).map(|n| format!("\"word{n}\"")).collect();
     for end in ["", " \".\""] {
@@ -358,7 +358,7 @@ fn choices_of_many_words_are_kept_to() {
 }
 
 #[test]
-fn tokens_that_do_not_exist() {
+fn unknown_tokens_are_errors() {
     let vocabulary = GrammarVocabulary::new(&tokenizer(&["ab"])).unwrap();
     for (text, expected) in [
         (
@@ -385,7 +385,7 @@ fn tokens_that_do_not_exist() {
 }
 
 #[test]
-fn expressions_that_are_wrong() {
+fn invalid_regular_expressions_are_errors() {
     for text in ["(", "a{2,1}", "(?=a)b", "(a)\\1", "[z-a]", "\\"] {
         let message = checked(Grammar::regex(text)).unwrap_err().to_string();
         assert!(message.starts_with("the regular expression: "), "{message}");

@@ -466,7 +466,7 @@ impl Chart<'_> {
 }
 
 #[test]
-fn the_judge_is_right_about_small_grammars() {
+fn the_judge_is_correct_for_small_grammars() {
     let judge =
         Judge::new("root ::= \"a\" root \"b\" | x{1,2} # nested\nx ::= [0-9^-]+ | \"\\u0063\"");
     for (text, expected) in [

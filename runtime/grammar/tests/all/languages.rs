@@ -146,7 +146,7 @@ languages!(
 
 /// Grammars for which a greedy lexer would read too far.
 #[test]
-fn what_goes_on_too_far() {
+fn greedy_lexing_does_not_overrun() {
     for source in [
         r#"root ::= [a-z]+ "end""#,
         r#"root ::= [a-z]+ "z" [a-z]*"#,

@@ -29,7 +29,7 @@ fn say(lazy: &mut Lazy, vocabulary: &GrammarVocabulary, text: &str) -> Result<()
 }
 
 #[test]
-fn until_the_trigger_everything_is_allowed() {
+fn everything_is_allowed_before_the_trigger() {
     let (mut lazy, vocabulary) = lazy(
         "root ::= \"[x]\"",
         &[Trigger::Word("[x".into())],
@@ -55,7 +55,7 @@ fn until_the_trigger_everything_is_allowed() {
 }
 
 #[test]
-fn what_follows_the_trigger_keeps_to_the_grammar() {
+fn text_after_the_trigger_must_match_the_grammar() {
     let triggers = [Trigger::Word("<t>".into())];
     let (beginning, vocabulary) = lazy(
         "root ::= \"<t>\" [0-9]+ \"</t>\"",
@@ -78,7 +78,7 @@ fn what_follows_the_trigger_keeps_to_the_grammar() {
 }
 
 #[test]
-fn tokens_are_triggers() {
+fn tokens_can_be_triggers() {
     let grammar = "root ::= (<call> | \"<other>\") \"a\"";
     let (beginning, vocabulary) =
         lazy(grammar, &[Trigger::Token(CALL), Trigger::Token(OTHER)], &[]);
@@ -94,7 +94,7 @@ fn tokens_are_triggers() {
 }
 
 #[test]
-fn expressions_are_triggers() {
+fn regular_expressions_can_be_triggers() {
     let pattern = |text: &str| [Trigger::Pattern(text.into())];
     // From the first non-empty group, or from the whole match.
     for (expression, text, rest) in [
@@ -128,7 +128,7 @@ fn expressions_are_triggers() {
 }
 
 #[test]
-fn while_it_is_asleep_nothing_is_a_trigger() {
+fn a_sleeping_grammar_ignores_triggers() {
     let (mut lazy, vocabulary) = lazy("root ::= \"go\" \"!\"", &[Trigger::Word("go".into())], &[]);
     say(&mut lazy, &vocabulary, "g").unwrap();
     lazy.set_asleep(true);
@@ -141,7 +141,7 @@ fn while_it_is_asleep_nothing_is_a_trigger() {
 }
 
 #[test]
-fn it_sleeps_until_a_text_comes() {
+fn a_lazy_grammar_sleeps_until_a_given_text() {
     let (lazy, vocabulary) = lazy(
         "root ::= \"go\" \"!\"",
         &[Trigger::Word("go".into()), Trigger::Token(CALL)],
@@ -164,7 +164,7 @@ fn it_sleeps_until_a_text_comes() {
 }
 
 #[test]
-fn tokens_that_break_the_grammar_as_they_begin_it_are_not_allowed() {
+fn trigger_tokens_that_violate_the_grammar_are_not_allowed() {
     let (mut lazy, vocabulary) = lazy(
         "root ::= \"<t>\" [0-9]+",
         &[Trigger::Word("<t>".into())],
@@ -185,7 +185,7 @@ fn tokens_that_break_the_grammar_as_they_begin_it_are_not_allowed() {
 }
 
 #[test]
-fn long_texts_before_the_trigger() {
+fn long_text_before_the_trigger_is_handled() {
     let (mut lazy, vocabulary) = lazy("root ::= \"go\" \"!\"", &[Trigger::Word("go".into())], &[]);
     for _ in 0..1000 {
         say(&mut lazy, &vocabulary, &"x".repeat(1000)).unwrap();
@@ -195,7 +195,7 @@ fn long_texts_before_the_trigger() {
 }
 
 #[test]
-fn triggers_that_are_wrong() {
+fn invalid_triggers_are_errors() {
     let vocabulary = GrammarVocabulary::new(&tokenizer(&[])).unwrap();
     let inner = Grammar::gbnf("root ::= \"a\"")
         .unwrap()

@@ -294,7 +294,7 @@ fn other_formats_are_annotations() {
 }
 
 #[test]
-fn formats_emit_only_valid() {
+fn formats_emit_only_valid_values() {
     let mut rng = Rng::new(2);
     for format in [
         "date",
@@ -321,7 +321,7 @@ fn formats_emit_only_valid() {
 }
 
 #[test]
-fn white_space_is_little() {
+fn json_white_space_is_minimal() {
     let constraint =
         constraint(&json!({"type": "object", "properties": {"a": {}}, "required": ["a"]}));
     for text in ["{\"a\":1}", "{ \"a\" : 1 }", "{\n  \"a\": 1\n}"] {
@@ -333,7 +333,7 @@ fn white_space_is_little() {
 }
 
 #[test]
-fn what_is_not_enforced_is_refused_with_its_place() {
+fn unenforceable_schemas_are_refused_with_their_location() {
     // Each of them doubles the combinations of those behind it.
     let multiplied: Map<String, Value> = (0..16)
         .map(|i| {
@@ -546,7 +546,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn random_schemas(
+    fn random_schemas_agree_with_the_validator(
         schema in schemas(),
         values in prop::collection::vec(values(), 8),
         seed: u64,

@@ -79,7 +79,7 @@ const FORMATS: [&str; 10] = [
 ];
 
 #[test]
-fn the_public_suite() {
+fn the_public_json_schema_suite_passes() {
     let Some(folder) = std::env::var_os("SAMITE_TEST_JSON_SCHEMA_SUITE") else {
         samite_testing::skipped("SAMITE_TEST_JSON_SCHEMA_SUITE names no folder");
         return;

@@ -4,8 +4,9 @@ pub(super) mod outputs;
 
 use super::keys::{Keys, check_count};
 use super::spec::{
-    Activation, Attention, Divisors, Embedding, Experts, Head, Layer, Linear, Mlp, Norm, NormKind,
-    NormOver, Part, Presence, Projection, Rotation, RouterInput, Routing, Span, Spare, Spec,
+    Activation, Attention, Embedding, Experts, Head, IgnoredTensors, Layer, Linear, Mlp, Norm,
+    NormKind, NormOver, Presence, Projection, RopeFactors, Rotation, RouterInput, Routing, Span,
+    Spec, SubLayer,
 };
 use crate::error::{Error, Result};
 use samite_core::{Glu, Rope, RopeMode, Unary};
@@ -26,7 +27,7 @@ pub struct Base<'a> {
     /// Number of layers, without MTP layers.
     pub n_layer: usize,
     /// Number of MTP layers, which are not used.
-    pub n_spare: usize,
+    pub n_mtp_layers: usize,
     /// Number of query heads by layer; 0 in layers without attention.
     pub heads: Vec<usize>,
     /// Number of key and value heads by layer.
@@ -87,11 +88,11 @@ impl<'a> Base<'a> {
                 ),
             ));
         }
-        let n_spare = keys.count("nextn_predict_layers")?.unwrap_or(0);
-        if n_spare >= n_layer {
+        let n_mtp_layers = keys.count("nextn_predict_layers")?.unwrap_or(0);
+        if n_mtp_layers >= n_layer {
             return Err(keys.error(
                 "nextn_predict_layers",
-                format_args!("is {n_spare}, but there are only {n_layer} layers"),
+                format_args!("is {n_mtp_layers}, but there are only {n_layer} layers"),
             ));
         }
         let n_embd = keys.require_extent("embedding_length")?;
@@ -128,8 +129,8 @@ impl<'a> Base<'a> {
             n_vocab: n_vocab(keys)?,
             n_embd,
             n_ctx_train,
-            n_layer: n_layer - n_spare,
-            n_spare,
+            n_layer: n_layer - n_mtp_layers,
+            n_mtp_layers,
             heads_kv: heads_kv.unwrap_or_else(|| heads.clone()),
             heads,
             widths: keys.counts("feed_forward_length", n_layer)?,
@@ -154,12 +155,12 @@ impl<'a> Base<'a> {
             n_ctx_train: self.n_ctx_train,
             embedding: Embedding::default(),
             layers: (0..self.n_layer).map(&mut layer).collect::<Result<_>>()?,
-            streams: None,
+            altup: None,
             head: self.head(),
             pooling: None,
-            spare: Spare {
+            ignored: IgnoredTensors {
                 names: Vec::new(),
-                layers: self.n_spare,
+                layers: self.n_mtp_layers,
             },
         })
     }
@@ -179,7 +180,7 @@ impl<'a> Base<'a> {
     }
 
     /// Creates a layer from a sequence of sub-layers.
-    pub fn layer(&self, block: usize, parts: impl Into<Vec<Part>>) -> Layer {
+    pub fn layer(&self, block: usize, parts: impl Into<Vec<SubLayer>>) -> Layer {
         Layer {
             block,
             parts: parts.into(),
@@ -200,8 +201,8 @@ impl<'a> Base<'a> {
         self.layer(
             il,
             [
-                Part::new(self.norm("attn_norm", self.n_embd), attention),
-                Part::new(self.norm("ffn_norm", self.n_embd), feed_forward),
+                SubLayer::new(self.norm("attn_norm", self.n_embd), attention),
+                SubLayer::new(self.norm("ffn_norm", self.n_embd), feed_forward),
             ],
         )
     }
@@ -291,10 +292,10 @@ impl<'a> Base<'a> {
     ///
     /// # Errors
     /// Returns an error if a key has another type.
-    pub fn divisors(&self) -> Result<Divisors> {
+    pub fn rope_factors(&self) -> Result<RopeFactors> {
         Ok(match self.keys.get::<&str>("rope.scaling.type")? {
             Some("longrope") => self.long_short()?,
-            _ => Divisors::Frequencies,
+            _ => RopeFactors::Frequencies,
         })
     }
 
@@ -302,9 +303,9 @@ impl<'a> Base<'a> {
     ///
     /// # Errors
     /// Returns an error if a key has another type.
-    pub fn long_short(&self) -> Result<Divisors> {
+    pub fn long_short(&self) -> Result<RopeFactors> {
         let original = self.keys.extent("rope.scaling.original_context_length")?;
-        Ok(Divisors::LongShort {
+        Ok(RopeFactors::LongShort {
             above: original.unwrap_or(self.n_ctx_train),
         })
     }
@@ -334,7 +335,7 @@ impl<'a> Base<'a> {
     pub fn windowed(&self, each: usize, first: bool) -> Result<Vec<bool>> {
         const KEY: &str = "attention.sliding_window_pattern";
         let is_list = self.keys.is_list(KEY);
-        let layers = self.n_layer + self.n_spare;
+        let layers = self.n_layer + self.n_mtp_layers;
         let each = match self.keys.flags(KEY, layers) {
             Ok(Some(pattern)) if is_list => return Ok(pattern),
             Err(error) if is_list => return Err(error),
@@ -402,10 +403,10 @@ impl<'a> Base<'a> {
             norm_over: NormOver::Heads,
             rotation: Some(Rotation {
                 rope: self.rope,
-                divisors: Divisors::None,
+                rope_factors: RopeFactors::None,
             }),
             span: Span::Full,
-            sees_later: false,
+            is_bidirectional: false,
             keys_of: None,
             scale: 1.0 / (head_k as f32).sqrt(),
             softcap: 0.0,
@@ -631,7 +632,7 @@ impl<'a> Base<'a> {
             router: Linear::new("ffn_gate_inp", [n_embd, count]),
             router_input: RouterInput::Experts,
             routing: Routing::Softmax,
-            choice_bias: None,
+            selection_bias: None,
             groups: self.expert_groups(count, used)?,
             used,
             normalize: true,
@@ -655,7 +656,7 @@ impl<'a> Base<'a> {
     /// # Errors
     /// Returns an error if the value has another type.
     pub fn clamped_swiglu(&self, name: &str, il: usize) -> Result<Activation> {
-        let limits = self.keys.floats(name, self.n_layer + self.n_spare)?;
+        let limits = self.keys.floats(name, self.n_layer + self.n_mtp_layers)?;
         Ok(match limits.map(|limits| limits[il]) {
             Some(limit) if limit > 1e-6 => Activation::ClampedSwiglu { limit },
             _ => Activation::Gated(Glu::Swiglu),
@@ -829,7 +830,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_follow_from_the_others() {
+    fn defaults_derive_from_other_metadata() {
         let spec = read(&[]).unwrap();
         assert_eq!((spec.n_layer(), spec.n_vocab), (2, 300));
         let attention = spec.layers[1].attention().unwrap();
@@ -842,12 +843,12 @@ mod tests {
     }
 
     #[test]
-    fn several_streams_are_at_least_two_of_which_the_first_is_changed() {
+    fn altup_needs_at_least_two_streams_with_the_first_active() {
         let read = |changes: &[(&str, Value)]| {
             let window = ("attention.sliding_window", Value::from(8u32));
             read_as("gemma3n", &metadata(&[&[window], changes].concat()))
         };
-        let count = |changes: &[(&str, Value)]| read(changes).unwrap().streams.unwrap().count;
+        let count = |changes: &[(&str, Value)]| read(changes).unwrap().altup.unwrap().count;
         assert_eq!(count(&[("altup.active_idx", 0u32.into())]), 4);
         assert_eq!(count(&[("altup.num_inputs", 2u32.into())]), 2);
         for (key, value) in [
@@ -880,7 +881,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_have_a_width_or_share_one() {
+    fn expert_width_is_explicit_or_derived() {
         let [count, used] = [8u32, 3].map(Value::from);
         let keys = [("expert_count", count), ("expert_used_count", used)];
         let with = |change: (&'static str, Value)| [&keys[..], &[change]].concat();
@@ -908,7 +909,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
+    fn impossible_metadata_is_refused_by_key() {
         let cases: &[(&str, Value, &str)] = &[
             ("block_count", 0u32.into(), "is 0"),
             ("block_count", 41u32.into(), "40 tensors"),
@@ -967,7 +968,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_ends_with_the_token_and_a_chunk_begins_with_its_own() {
+    fn windows_end_at_the_token_and_chunks_are_aligned() {
         assert_eq!(Span::Full.positions(70), 0..=70);
         assert_eq!(Span::Window(3).positions(70), 68..=70);
         assert_eq!(Span::Chunk(32).positions(70), 64..=70);

@@ -3,18 +3,18 @@
 //! Nodes are named as in llama.cpp.
 
 mod adapted;
+mod altup;
 mod attention;
 mod embeddings;
 mod feed_forward;
 mod inputs;
 mod state;
-mod streams;
 
-pub(crate) use attention::divisors_name;
+pub(crate) use attention::rope_factors_name;
 pub use inputs::{GraphInputs, Input};
 
 use super::spec::{
-    Branch, Head, Layer, Linear, Mixer, Norm, NormKind, Part, PerLayer, Pooling, Presence, Spec,
+    Branch, Head, Layer, Linear, Mixer, Norm, NormKind, PerLayer, Pooling, Presence, Spec, SubLayer,
 };
 use super::tensors::names;
 use crate::adapter::{Adapter, ScaledAdapter};
@@ -46,7 +46,7 @@ pub struct GraphShape {
     /// is an index into the list of all sequences' adapters.
     pub mixed: Option<u64>,
     /// Number of top-k tokens that the graph selects for each requested row of logits; 0 for none.
-    pub n_likeliest: usize,
+    pub n_top_k: usize,
 }
 
 /// Requested results of a graph.
@@ -98,7 +98,7 @@ impl LayerCache {
 
 /// Context of a graph: everything that [`build`] reads.
 #[derive(Clone, Copy)]
-pub(crate) struct Parts<'a> {
+pub(crate) struct GraphContext<'a> {
     pub spec: &'a Spec,
     pub weights: &'a Weights,
     /// Cache of each layer.
@@ -116,7 +116,7 @@ pub(crate) struct Parts<'a> {
 
 /// Builder of a graph.
 struct Builder<'a> {
-    parts: Parts<'a>,
+    parts: GraphContext<'a>,
     shape: GraphShape,
     graph: Graph,
     inputs: GraphInputs,
@@ -141,7 +141,7 @@ struct Builder<'a> {
 /// # Errors
 /// Returns an error if operands do not match. This does not happen for a model whose tensors were
 /// checked.
-pub(crate) fn build(parts: Parts<'_>, shape: GraphShape) -> Result<(Graph, GraphInputs)> {
+pub(crate) fn build(parts: GraphContext<'_>, shape: GraphShape) -> Result<(Graph, GraphInputs)> {
     let mut builder = Builder {
         changes: adapted::changes(&parts, shape),
         parts,
@@ -164,15 +164,15 @@ impl Builder<'_> {
         let spec = self.parts.spec;
         let mut x = self.embedding()?;
         self.embedded = Some(x);
-        if let Some(streams) = &spec.streams {
-            x = self.spread(streams, x)?;
+        if let Some(altup) = &spec.altup {
+            x = self.spread(altup, x)?;
         }
         let last = spec.last_mixing();
         for (il, layer) in spec.layers.iter().enumerate() {
             self.il = il;
             self.prefix = format!("blk.{}.", layer.block);
-            let result = match &spec.streams {
-                Some(streams) => self.layer_of_streams(streams, layer, x, last)?,
+            let result = match &spec.altup {
+                Some(altup) => self.layer_of_streams(altup, layer, x, last)?,
                 None => self.layer(layer, x, last)?,
             };
             let Some(result) = result else {
@@ -181,8 +181,8 @@ impl Builder<'_> {
             x = result;
         }
         self.prefix.clear();
-        if let Some(streams) = &spec.streams {
-            x = self.merged(streams, x)?;
+        if let Some(altup) = &spec.altup {
+            x = self.merged(altup, x)?;
         }
         self.output(&spec.head, x)
     }
@@ -448,7 +448,7 @@ impl Builder<'_> {
 
     /// Returns what a sub-layer adds to the residual stream `x`; `before` is the stream before the
     /// layer.
-    fn part(&mut self, part: &Part, x: TensorId, before: TensorId) -> Result<Option<TensorId>> {
+    fn part(&mut self, part: &SubLayer, x: TensorId, before: TensorId) -> Result<Option<TensorId>> {
         let normed = self.maybe_norm(x, &part.norm)?;
         let mut sum: Option<TensorId> = None;
         for branch in &part.branches {
@@ -474,13 +474,13 @@ impl Builder<'_> {
         self.maybe_scale(sum, part.scale).map(Some)
     }
 
-    /// Returns the result of a branch with input `x`; `streams` are the residual streams before the
+    /// Returns the result of a branch with input `x`; `altup` are the residual streams before the
     /// sub-layer and before the layer. Returns `None` if no logits are requested.
     fn branch(
         &mut self,
         branch: &Branch,
         x: TensorId,
-        streams: [TensorId; 2],
+        altup: [TensorId; 2],
     ) -> Result<Option<TensorId>> {
         match &branch.mixer {
             Mixer::Attention(attention) => return self.attention(attention, x),
@@ -499,9 +499,9 @@ impl Builder<'_> {
             | Mixer::ShortConv(_)
             | Mixer::StateSpace(_) => return Ok(None),
             Mixer::Mlp(mlp) => self.mlp(x, mlp, "ffn_out")?,
-            Mixer::Experts(experts) => self.experts(experts, x, streams)?,
+            Mixer::Experts(experts) => self.experts(experts, x, altup)?,
             Mixer::PerLayer(gate, output) => self.per_layer(gate, output, x)?,
-            Mixer::Nothing => x,
+            Mixer::Identity => x,
             Mixer::Linear(linear) => self.linear(x, linear, linear.name)?,
             Mixer::LowRank(down, up) => {
                 let inner = self.linear(x, down, down.name)?;
@@ -546,31 +546,31 @@ impl Builder<'_> {
         };
         self.graph.set_output(result);
         self.inputs.result = Some(result);
-        if self.shape.n_likeliest > 0 {
-            self.likeliest(result)?;
+        if self.shape.n_top_k > 0 {
+            self.device_top_k(result)?;
         }
         Ok(())
     }
 
     /// Appends the top-k tokens of each row of logits, and their logits if k is larger than 1.
-    fn likeliest(&mut self, logits: TensorId) -> Result<()> {
-        let count = self.shape.n_likeliest;
+    fn device_top_k(&mut self, logits: TensorId) -> Result<()> {
+        let count = self.shape.n_top_k;
         let tokens = match count {
             1 => self.graph.argmax(logits)?,
             _ => self.graph.top_k(logits, count)?,
         };
-        self.graph.set_name(tokens, "likeliest_tokens");
+        self.graph.set_name(tokens, "top_k_tokens");
         self.graph.set_output(tokens);
         let mut values = None;
         if count > 1 {
             let [n_vocab, rows, ..] = self.extents(logits);
             let single = self.graph.reshape(logits, [1, n_vocab, rows, 1])?;
             let chosen = self.graph.get_rows(single, tokens)?;
-            self.graph.set_name(chosen, "likeliest_logits");
+            self.graph.set_name(chosen, "top_k_logits");
             self.graph.set_output(chosen);
             values = Some(chosen);
         }
-        self.inputs.likeliest = Some((tokens, values));
+        self.inputs.device_top_k = Some((tokens, values));
         Ok(())
     }
 

@@ -20,18 +20,18 @@ pub struct Spec {
     /// Layers, in the order in which they change the residual stream.
     pub layers: Vec<Layer>,
     /// Additional residual streams (AltUp), if the model has them.
-    pub streams: Option<Streams>,
+    pub altup: Option<AltUp>,
     /// Path from the residual stream to logits or embeddings.
     pub head: Head,
     /// Pooling of embeddings, if the file specifies it.
     pub pooling: Option<Pooling>,
     /// Tensors that a file may have but no graph reads.
-    pub spare: Spare,
+    pub ignored: IgnoredTensors,
 }
 
 /// Tensors that a file may have although no graph reads them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Spare {
+pub struct IgnoredTensors {
     /// Prefixes of tensor names, without the prefix of the layer.
     pub names: Vec<&'static str>,
     /// Number of MTP layers after the last layer.
@@ -68,7 +68,7 @@ impl Spec {
     /// one, if attention is bidirectional, or if a layer shares the keys of another that sees a
     /// different part of them.
     pub(crate) fn window(&self) -> Option<usize> {
-        if self.sees_later() {
+        if self.is_bidirectional() {
             return None;
         }
         let attention = |il: usize| self.layers.get(il).and_then(Layer::attention);
@@ -94,23 +94,23 @@ impl Spec {
     /// Returns whether the positions of cached tokens can change. They cannot if positions are part
     /// of the embedding, if sequences have a recurrent state, or if nothing is cached per token.
     pub(crate) fn can_shift(&self) -> bool {
-        self.embedding.positions.is_none() && !self.has_state() && !self.sees_later()
+        self.embedding.positions.is_none() && !self.has_state() && !self.is_bidirectional()
     }
 
     /// Returns whether attention is bidirectional. Then nothing is cached, and all tokens of a
     /// sequence must be in one batch.
-    pub fn sees_later(&self) -> bool {
+    pub fn is_bidirectional(&self) -> bool {
         let mut attentions = self.layers.iter().filter_map(Layer::attention);
-        attentions.any(|attention| attention.sees_later)
+        attentions.any(|attention| attention.is_bidirectional)
     }
 
     /// Makes all layers bidirectional.
-    pub(crate) fn set_sees_later(&mut self) {
+    pub(crate) fn set_bidirectional(&mut self) {
         let parts = self.layers.iter_mut().flat_map(|layer| &mut layer.parts);
         for branch in parts.flat_map(|part| &mut part.branches) {
             match &mut branch.mixer {
-                Mixer::Attention(attention) => attention.sees_later = true,
-                Mixer::ShortConv(conv) => conv.sees_later = true,
+                Mixer::Attention(attention) => attention.is_bidirectional = true,
+                Mixer::ShortConv(conv) => conv.is_bidirectional = true,
                 _ => {}
             }
         }
@@ -128,7 +128,7 @@ impl Spec {
             | Mixer::Linear(_)
             | Mixer::LowRank(..)
             | Mixer::PerLayer(..)
-            | Mixer::Nothing => false,
+            | Mixer::Identity => false,
         })
     }
 
@@ -184,7 +184,7 @@ pub struct PerLayer {
 /// embedding with a matrix each. In the end, they go through a matrix each, and the mean of all
 /// streams is the result. These products are rescaled to the length of the first stream.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Streams {
+pub struct AltUp {
     /// Number of streams.
     pub count: usize,
     /// Norm of the router's input.
@@ -286,7 +286,7 @@ pub struct Layer {
     /// Number in the names of its tensors. Repeated layers share one.
     pub block: usize,
     /// Sub-layers.
-    pub parts: Vec<Part>,
+    pub parts: Vec<SubLayer>,
     /// Name of an optional scalar that the result is multiplied by.
     pub scale: Option<&'static str>,
     /// Name of a scalar. The embeddings times this scalar are added to the result.
@@ -335,13 +335,13 @@ impl Layer {
                 | Mixer::Linear(_)
                 | Mixer::LowRank(..)
                 | Mixer::PerLayer(..)
-                | Mixer::Nothing => {}
+                | Mixer::Identity => {}
             }
         }
     }
 
     /// Returns what the layer caches.
-    pub fn memory(&self) -> Memory {
+    pub fn memory(&self) -> LayerCacheSize {
         let branches = self.branches().map(|branch| match &branch.mixer {
             Mixer::Attention(attention) => attention.memory(),
             Mixer::DeltaNet(net) => net.memory(),
@@ -352,15 +352,15 @@ impl Layer {
             | Mixer::Linear(_)
             | Mixer::LowRank(..)
             | Mixer::PerLayer(..)
-            | Mixer::Nothing => Memory::default(),
+            | Mixer::Identity => LayerCacheSize::default(),
         });
-        branches.fold(Memory::default(), Memory::and)
+        branches.fold(LayerCacheSize::default(), LayerCacheSize::and)
     }
 }
 
 /// Cache of a layer: elements per token and per sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct LayerCacheSize {
     /// Keys of a token: number of heads and elements of each.
     pub keys: Option<[usize; 2]>,
     /// Values of a token: number of heads and elements of each. Absent if the keys contain them.
@@ -371,15 +371,15 @@ pub struct Memory {
     pub state: Option<usize>,
 }
 
-impl Memory {
+impl LayerCacheSize {
     /// Returns whether sequences have a recurrent state, which cannot be rolled back token by
     /// token.
     pub fn has_state(self) -> bool {
         self.conv.is_some() || self.state.is_some()
     }
 
-    fn and(self, other: Memory) -> Memory {
-        Memory {
+    fn and(self, other: LayerCacheSize) -> LayerCacheSize {
+        LayerCacheSize {
             keys: self.keys.or(other.keys),
             values: self.values.or(other.values),
             conv: self.conv.or(other.conv),
@@ -390,7 +390,7 @@ impl Memory {
 
 /// Sub-layer: `x + scale · post(branches(norm(x)))`, where `x` is the residual stream.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
+pub struct SubLayer {
     /// Norm of the input of the branches.
     pub norm: Option<Norm>,
     /// Parallel branches, whose results are added.
@@ -405,18 +405,18 @@ pub struct Part {
     pub sum_norm: Option<Norm>,
 }
 
-impl Part {
+impl SubLayer {
     /// Creates `x + mixer(norm(x))`.
     pub fn new(norm: Norm, mixer: impl Into<Mixer>) -> Self {
-        Part {
+        SubLayer {
             norm: Some(norm),
-            ..Part::bare(mixer)
+            ..SubLayer::bare(mixer)
         }
     }
 
     /// Creates `x + mixer(x)`.
     pub fn bare(mixer: impl Into<Mixer>) -> Self {
-        Part {
+        SubLayer {
             norm: None,
             branches: vec![Branch::new(mixer)],
             post: None,
@@ -465,7 +465,7 @@ impl Branch {
             | Mixer::Linear(_)
             | Mixer::LowRank(..)
             | Mixer::PerLayer(..)
-            | Mixer::Nothing => false,
+            | Mixer::Identity => false,
         }
     }
 }
@@ -492,7 +492,7 @@ pub enum Mixer {
     /// Per-layer embedding: the layer's row, gated by the input, times a matrix.
     PerLayer(Linear, Linear),
     /// Identity.
-    Nothing,
+    Identity,
 }
 
 impl From<Attention> for Mixer {
@@ -670,12 +670,12 @@ pub struct Rotation {
     /// Parameters of the operation.
     pub rope: Rope,
     /// Divisors of the frequencies.
-    pub divisors: Divisors,
+    pub rope_factors: RopeFactors,
 }
 
 /// Divisors of rotary frequencies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Divisors {
+pub enum RopeFactors {
     /// None.
     None,
     /// `rope_freqs.weight`, if the file has it.
@@ -700,7 +700,7 @@ pub struct Yarn(pub Rope);
 
 impl Yarn {
     /// Returns the divisors of the frequencies of all pairs of elements.
-    pub fn divisors(self) -> impl Iterator<Item = f32> {
+    pub fn rope_factors(self) -> impl Iterator<Item = f32> {
         (0..self.0.dims / 2).map(move |pair| self.divisor(pair))
     }
 
@@ -821,7 +821,7 @@ pub struct Attention {
     pub span: Span,
     /// True if attention is bidirectional. Then all tokens of a sequence are computed together and
     /// nothing is cached.
-    pub sees_later: bool,
+    pub is_bidirectional: bool,
     /// Layer whose keys and values are used, if not its own.
     pub keys_of: Option<usize>,
     /// Scale of the attention logits.
@@ -860,9 +860,9 @@ impl Experts {
 
 impl Attention {
     /// Sets the divisors of the frequencies, if there is a rotation.
-    pub fn set_divisors(&mut self, divisors: Divisors) {
+    pub fn set_rope_factors(&mut self, rope_factors: RopeFactors) {
         if let Some(rotation) = &mut self.rotation {
-            rotation.divisors = divisors;
+            rotation.rope_factors = rope_factors;
         }
     }
 
@@ -876,7 +876,7 @@ impl Attention {
             return;
         };
         let yarn = rotation.rope;
-        rotation.divisors = Divisors::Yarn(Yarn(yarn));
+        rotation.rope_factors = RopeFactors::Yarn(Yarn(yarn));
         rotation.rope = Rope {
             attn_factor: yarn.attn_factor * (1.0 + 0.1 * (1.0 / yarn.freq_scale).ln()),
             ..Rope::new(yarn.dims, yarn.mode, yarn.freq_base)
@@ -908,23 +908,23 @@ impl Attention {
     }
 
     /// Returns what the attention caches.
-    pub fn memory(&self) -> Memory {
-        if self.sees_later {
-            return Memory::default();
+    pub fn memory(&self) -> LayerCacheSize {
+        if self.is_bidirectional {
+            return LayerCacheSize::default();
         }
         let keys = Some([self.n_head_kv, self.head_k]);
         match (self.keys_of, &self.projection) {
-            (Some(_), _) => Memory::default(),
+            (Some(_), _) => LayerCacheSize::default(),
             (None, Projection::Latent(latent)) if matches!(latent.up, LatentUp::Absorbed(_)) => {
-                Memory {
+                LayerCacheSize {
                     keys,
-                    ..Memory::default()
+                    ..LayerCacheSize::default()
                 }
             }
-            (None, _) => Memory {
+            (None, _) => LayerCacheSize {
                 keys,
                 values: Some([self.n_head_kv, self.head_v]),
-                ..Memory::default()
+                ..LayerCacheSize::default()
             },
         }
     }
@@ -983,11 +983,11 @@ impl DeltaNet {
     }
 
     /// Returns what the layer caches.
-    pub fn memory(&self) -> Memory {
-        Memory {
+    pub fn memory(&self) -> LayerCacheSize {
+        LayerCacheSize {
             conv: Some((self.width - 1) * self.channels()),
             state: Some(self.size * self.size * self.n_head),
-            ..Memory::default()
+            ..LayerCacheSize::default()
         }
     }
 }
@@ -1000,7 +1000,7 @@ pub struct ShortConv {
     /// Kernel size.
     pub width: usize,
     /// True if half of these tokens are later ones. Then nothing is cached.
-    pub sees_later: bool,
+    pub is_bidirectional: bool,
     /// Matrix of the gate before the convolution, the gate after it, and its input.
     pub input: Linear,
     /// Name of the convolution's weights.
@@ -1011,10 +1011,10 @@ pub struct ShortConv {
 
 impl ShortConv {
     /// Returns what the layer caches.
-    pub fn memory(&self) -> Memory {
-        Memory {
-            conv: (!self.sees_later).then(|| (self.width - 1) * self.channels),
-            ..Memory::default()
+    pub fn memory(&self) -> LayerCacheSize {
+        LayerCacheSize {
+            conv: (!self.is_bidirectional).then(|| (self.width - 1) * self.channels),
+            ..LayerCacheSize::default()
         }
     }
 }
@@ -1082,11 +1082,11 @@ impl StateSpace {
     }
 
     /// Returns what the layer caches.
-    pub fn memory(&self) -> Memory {
-        Memory {
+    pub fn memory(&self) -> LayerCacheSize {
+        LayerCacheSize {
             conv: Some((self.width - 1) * self.channels()),
             state: Some(self.columns * self.inner()),
-            ..Memory::default()
+            ..LayerCacheSize::default()
         }
     }
 }
@@ -1177,7 +1177,7 @@ pub struct Experts {
     /// Function from the router's logits to weights.
     pub routing: Routing,
     /// Name of a bias for each expert that affects only the choice of experts.
-    pub choice_bias: Option<(&'static str, Presence)>,
+    pub selection_bias: Option<(&'static str, Presence)>,
     /// Number of expert groups, and of the best groups that experts are chosen from.
     pub groups: Option<[usize; 2]>,
     /// Number of experts that a token uses.
@@ -1202,7 +1202,7 @@ mod tests {
     use crate::synthetic::SyntheticModel;
 
     #[test]
-    fn sequences_with_states_do_not_mix() {
+    fn recurrent_models_batch_by_sequence() {
         let mut with_state = 0;
         for arch in ARCHITECTURES {
             let metadata = SyntheticModel::tiny(arch.name).metadata().unwrap();

@@ -1,9 +1,9 @@
 //! The list of tensors that a model needs: a walk over its [`Spec`].
 
 use super::spec::{
-    Attention, Classifier, DeltaInput, DeltaNet, DeltaRates, Divisors, Experts, Gate, Latent,
-    LatentUp, Layer, Linear, Mixer, Mlp, Norm, Part, Presence, Projection, RouterInput, Spec,
-    StateSpace, Steps, Streams,
+    AltUp, Attention, Classifier, DeltaInput, DeltaNet, DeltaRates, Experts, Gate, Latent,
+    LatentUp, Layer, Linear, Mixer, Mlp, Norm, Presence, Projection, RopeFactors, RouterInput,
+    Spec, StateSpace, Steps, SubLayer,
 };
 use crate::rules::Role;
 use samite_core::{DType, Graph, Layout, Result, Shape, TensorId};
@@ -160,11 +160,12 @@ impl Spec {
         name.ends_with(".input_scale")
             || name.starts_with("cls.")
             || self
-                .spare
+                .ignored
                 .names
                 .iter()
-                .any(|spare| within.starts_with(spare))
-            || layer.is_some_and(|(number, _)| (first..first + self.spare.layers).contains(&number))
+                .any(|ignored| within.starts_with(ignored))
+            || layer
+                .is_some_and(|(number, _)| (first..first + self.ignored.layers).contains(&number))
     }
 
     /// Returns the tensors that a file of this model has or may have, each once.
@@ -191,13 +192,13 @@ impl Spec {
             list.linear(&per_layer.projection);
             list.norm(&per_layer.norm);
         }
-        let square = |streams: &Streams| [self.n_embd, self.n_embd, streams.count - 1, 1];
-        if let Some(streams) = &self.streams {
-            list.add(streams.begin, square(streams), WeightUse::Product, required);
+        let square = |altup: &AltUp| [self.n_embd, self.n_embd, altup.count - 1, 1];
+        if let Some(altup) = &self.altup {
+            list.add(altup.begin, square(altup), WeightUse::Product, required);
         }
         list.role = Role::Output;
-        if let Some(streams) = &self.streams {
-            list.add(streams.end, square(streams), WeightUse::Product, required);
+        if let Some(altup) = &self.altup {
+            list.add(altup.end, square(altup), WeightUse::Product, required);
         }
         self.head.norm.iter().for_each(|norm| list.norm(norm));
         if let Some(linear) = &self.head.output {
@@ -216,9 +217,7 @@ impl Spec {
             list.prefix = format!("blk.{}.", layer.block);
             list.role = Role::Layer(il);
             list.layer(layer);
-            self.streams
-                .iter()
-                .for_each(|streams| list.streams(streams));
+            self.altup.iter().for_each(|altup| list.altup(altup));
         }
         list.specs
     }
@@ -309,23 +308,17 @@ impl TensorList {
     }
 
     /// Adds a layer's tensors for several residual streams.
-    fn streams(&mut self, streams: &Streams) {
-        let (gate, output, post) = &streams.others;
-        let matrices = [
-            &streams.router,
-            &streams.predict,
-            &streams.correct,
-            gate,
-            output,
-        ];
+    fn altup(&mut self, altup: &AltUp) {
+        let (gate, output, post) = &altup.others;
+        let matrices = [&altup.router, &altup.predict, &altup.correct, gate, output];
         matrices.into_iter().for_each(|linear| self.linear(linear));
-        self.norm(&streams.router_norm);
+        self.norm(&altup.router_norm);
         self.norm(post);
-        let (scale, width) = (streams.correct_scale, output.to);
+        let (scale, width) = (altup.correct_scale, output.to);
         self.vector(scale, width, WeightUse::Scale, Presence::Required);
     }
 
-    fn part(&mut self, part: &Part) {
+    fn part(&mut self, part: &SubLayer) {
         part.norm.iter().for_each(|norm| self.norm(norm));
         for branch in &part.branches {
             branch.norm.iter().for_each(|norm| self.norm(norm));
@@ -349,7 +342,7 @@ impl TensorList {
                     self.linear(gate);
                     self.linear(output);
                 }
-                Mixer::Nothing => {}
+                Mixer::Identity => {}
             }
             branch.post.iter().for_each(|norm| self.norm(norm));
         }
@@ -384,10 +377,10 @@ impl TensorList {
         }
         if let Some(rotation) = &attention.rotation {
             let pairs = [rotation.rope.dims / 2, 1, 1, 1];
-            let tensors: &[&str] = match rotation.divisors {
-                Divisors::None | Divisors::Yarn(_) => &[],
-                Divisors::Frequencies => &[names::FREQUENCIES],
-                Divisors::LongShort { .. } => &names::LONG_SHORT,
+            let tensors: &[&str] = match rotation.rope_factors {
+                RopeFactors::None | RopeFactors::Yarn(_) => &[],
+                RopeFactors::Frequencies => &[names::FREQUENCIES],
+                RopeFactors::LongShort { .. } => &names::LONG_SHORT,
             };
             for name in tensors {
                 self.add_global(name, pairs, WeightUse::RopeDivisors, Presence::Optional);
@@ -493,7 +486,7 @@ impl TensorList {
         }
         self.linear(&experts.router);
         let count = experts.router.to;
-        if let Some((name, presence)) = experts.choice_bias {
+        if let Some((name, presence)) = experts.selection_bias {
             self.vector(name, count, WeightUse::Bias, presence);
         }
         self.mlp(&experts.experts);

@@ -116,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_limited_in_tokens_and_in_logits() {
+    fn micro_batches_limit_tokens_and_logits() {
         assert_eq!(parts(&[0; 6], false), [[4, 0, 0], [2, 0, 0]]);
         assert_eq!(parts(&[1, 0, 1, 1, 0], false), [[3, 0, 0], [2, 0, 0]]);
         assert_eq!(parts(&[], true), [[0; 3]; 0]);
     }
 
     #[test]
-    fn parts_are_of_one_sequence_or_have_one_token_of_each() {
+    fn micro_batches_have_one_sequence_or_one_token_of_each() {
         let mut batch = Batch::new();
         let sequences: [&[u32]; 9] = [&[0], &[0], &[1], &[0], &[2], &[1], &[0], &[1, 2], &[0, 1]];
         for (position, sequences) in sequences.iter().enumerate() {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_overlap_are_alike_and_their_graphs_have_room_for_all() {
+    fn overlapping_micro_batches_share_one_graph_size() {
         assert_eq!(parts(&[0; 6], true), [[3, 3, 0], [3, 0, 0]]);
         let last = [0, 0, 0, 0, 1, 1];
         assert_eq!(parts(&last, true), [[3, 3, 2], [3, 0, 2]]);

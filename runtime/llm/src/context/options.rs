@@ -89,7 +89,7 @@ pub(crate) struct Sizes {
     pub n_logits: usize,
     pub n_seq: usize,
     /// True if attention is bidirectional.
-    pub sees_later: bool,
+    pub is_bidirectional: bool,
     /// True if sequences are not interleaved in a micro-batch.
     pub by_sequence: bool,
     /// True if means over the tokens of sequences are computed.
@@ -132,7 +132,7 @@ impl Sizes {
         GraphShape {
             n_tokens,
             n_window: self.n_window,
-            n_kv: if self.sees_later {
+            n_kv: if self.is_bidirectional {
                 n_tokens
             } else {
                 self.n_cells
@@ -142,13 +142,13 @@ impl Sizes {
             n_means: if self.means { n_seq.min(n_tokens) } else { 0 },
             is_embedded: false,
             mixed: None,
-            n_likeliest: 0,
+            n_top_k: 0,
         }
     }
 }
 
 /// Returns whether an output needs means over the tokens of sequences.
-pub(crate) fn takes_means(output: Output, spec: &Spec) -> bool {
+pub(crate) fn pools_by_mean(output: Output, spec: &Spec) -> bool {
     let classifier = spec.head.classifier.as_ref();
     match output {
         Output::Embeddings(Pooling::Mean) => true,
@@ -191,14 +191,14 @@ impl ContextOptions {
             cells.filter(|&cells| cells < n_cells)
         };
         let window = spec.window().filter(|_| !self.full_windows);
-        let sees_later = spec.sees_later();
-        let n_ubatch = if sees_later {
+        let is_bidirectional = spec.is_bidirectional();
+        let n_ubatch = if is_bidirectional {
             self.n_batch
         } else {
             self.n_ubatch.min(self.n_batch)
         };
         let n_ubatch = n_ubatch.min(n_cells);
-        let means = takes_means(self.output, spec);
+        let means = pools_by_mean(self.output, spec);
         let n_logits = match self.output {
             Output::Logits => self.n_logits.unwrap_or(self.n_seq.max(16)),
             Output::Embeddings(Pooling::None) => self.n_logits.unwrap_or(n_ubatch),
@@ -213,7 +213,7 @@ impl ContextOptions {
             n_ubatch,
             n_logits: n_logits.min(n_ubatch),
             n_seq: self.n_seq,
-            sees_later,
+            is_bidirectional,
             by_sequence: spec.is_by_sequence(),
             means,
         })

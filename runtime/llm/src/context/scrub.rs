@@ -53,8 +53,8 @@ impl Context {
         // Minus infinity is the logit of a token that is never chosen.
         let is_sound = |logit: f32| logit < f32::INFINITY;
         for &token in &wanted {
-            let is_fine = match self.likeliest(token) {
-                Some(likeliest) => likeliest.iter().all(|&(_, logit)| logit.is_finite()),
+            let is_fine = match self.device_top_k(token) {
+                Some(device_top_k) => device_top_k.iter().all(|&(_, logit)| logit.is_finite()),
                 None => {
                     let logits = self.logits(token).unwrap_or_default();
                     let mut chunks = logits.chunks(1024);

@@ -25,7 +25,7 @@ pub(crate) struct Staging {
     floats: Vec<f32>,
     mask: Vec<f16>,
     /// True if attention is bidirectional: tokens need no cells.
-    sees_later: bool,
+    is_bidirectional: bool,
     /// True if a micro-batch contains one sequence, or one token of each sequence.
     by_sequence: bool,
     /// Sequences whose means are requested, if there are any.
@@ -41,7 +41,7 @@ impl Staging {
         let largest = largest.n_tokens.checked_mul(largest.n_kv);
         Ok(Staging {
             mask: try_filled(f16::NEG_INFINITY, largest, "the attention mask")?,
-            sees_later: sizes.sees_later,
+            is_bidirectional: sizes.is_bidirectional,
             by_sequence: sizes.by_sequence,
             means: sizes.means.then(Vec::new),
             width,
@@ -93,7 +93,11 @@ impl Staging {
             let all = (&mut cache.cells, &mut self.cells);
             let window = cache.window.as_mut();
             let window = window.map(|window| (&mut window.cells, &mut self.windowed));
-            for (cells, taken) in [all].into_iter().chain(window).filter(|_| !self.sees_later) {
+            for (cells, taken) in [all]
+                .into_iter()
+                .chain(window)
+                .filter(|_| !self.is_bidirectional)
+            {
                 let cell = cells.take(token.position, batch.sequences(token));
                 let cell = cell.ok_or(Error::ContextFull {
                     tokens: part.len(),
@@ -119,7 +123,7 @@ impl Staging {
         let window = cache.window.as_ref();
         Ok(GraphShape {
             n_tokens: part.len(),
-            n_kv: if self.sees_later {
+            n_kv: if self.is_bidirectional {
                 part.len()
             } else {
                 reached(&cache.cells)
@@ -130,7 +134,7 @@ impl Staging {
             n_means: self.means.as_ref().map_or(0, Vec::len),
             is_embedded: batch.is_embedded(),
             mixed: None,
-            n_likeliest: 0,
+            n_top_k: 0,
         })
     }
 
@@ -156,7 +160,7 @@ impl Staging {
             Input::StateRead => return Ok(bytemuck::cast_slice(&self.read)),
             Input::StateWrite => return Ok(bytemuck::cast_slice(&self.write)),
             Input::Outputs => return Ok(bytemuck::cast_slice(&self.outputs)),
-            Input::Divisors(yarn) => return Ok(self.floats(yarn.divisors())),
+            Input::RopeFactors(yarn) => return Ok(self.floats(yarn.rope_factors())),
             Input::Temperature(temperature) => {
                 let scales = part.iter().map(|token| temperature.at(token.position));
                 return Ok(self.floats(scales));
@@ -182,7 +186,7 @@ impl Staging {
             }
             Input::Mask {
                 span,
-                sees_later: true,
+                is_bidirectional: true,
                 distances,
                 ..
             } => {
@@ -195,7 +199,7 @@ impl Staging {
             }
             Input::Mask {
                 span,
-                sees_later: false,
+                is_bidirectional: false,
                 distances,
                 windowed,
             } => {
@@ -283,7 +287,7 @@ mod tests {
     use super::{check_filled, padded};
 
     #[test]
-    fn inputs_are_given_as_a_whole() {
+    fn partially_filled_inputs_are_refused() {
         check_filled("inp_state_read", 4, 4).unwrap();
         for given in [0, 3, 8] {
             let error = check_filled("inp_state_read", 4, given).unwrap_err();
@@ -292,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_looks_at_more_cells_in_steps() {
+    fn attention_length_is_padded_in_steps() {
         assert_eq!((padded(1, 256, 1), padded(33, 256, 1)), (32, 64));
         assert_eq!((padded(8, 512, 8), padded(257, 512, 8)), (256, 512));
         assert_eq!((padded(8, 512, 2), padded(65, 512, 2)), (64, 128));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// A computed result.
 #[derive(Debug)]
-pub struct Seen<'a> {
+pub struct WatchedResult<'a> {
     /// Node, or a view of its result, in the graph.
     pub node: Node<'a>,
     /// Value of the result.
@@ -21,7 +21,7 @@ pub struct Seen<'a> {
 
 type Begin = dyn FnMut(&Graph) + Send;
 type Wants = dyn FnMut(Node<'_>) -> bool + Send;
-type See = dyn FnMut(&Seen<'_>) -> Result<Watch, Error> + Send;
+type See = dyn FnMut(&WatchedResult<'_>) -> Result<Watch, Error> + Send;
 
 /// Observes the results of nodes while a [`Context`](crate::Context) decodes, right after each is
 /// computed.
@@ -48,7 +48,7 @@ impl Watcher {
     /// returning [`Watch::Stop`], which results in [`Error::Stopped`], or an error.
     pub fn new(
         wants: impl FnMut(Node<'_>) -> bool + Send + 'static,
-        see: impl FnMut(&Seen<'_>) -> Result<Watch, Error> + Send + 'static,
+        see: impl FnMut(&WatchedResult<'_>) -> Result<Watch, Error> + Send + 'static,
     ) -> Self {
         Watcher {
             begin: None,
@@ -70,7 +70,7 @@ impl Watcher {
     /// Observes the nodes whose names match one of the patterns.
     pub fn of_names(
         names: NodeNames,
-        see: impl FnMut(&Seen<'_>) -> Result<Watch, Error> + Send + 'static,
+        see: impl FnMut(&WatchedResult<'_>) -> Result<Watch, Error> + Send + 'static,
     ) -> Self {
         Self::new(move |node| names.matches(&node.tensor().name), see)
     }
@@ -96,7 +96,7 @@ impl Watcher {
             let plan = run.plan()?;
             let device = plan.placement().devices[id.index()];
             let devices = plan.devices();
-            let seen = see(&Seen {
+            let seen = see(&WatchedResult {
                 node: graph.node(id),
                 value: &value,
                 device: devices.get(device.unwrap_or(devices.last())),

@@ -1,7 +1,7 @@
 //! Measures importance matrices while a model processes texts.
 
 use super::ImportanceMatrix;
-use crate::context::{Context, Seen, Watcher};
+use crate::context::{Context, WatchedResult, Watcher};
 use crate::error::{Error, Result};
 use crate::perplexity::{self, Perplexity};
 use samite_core::{Graph, Layout, Op, TensorId};
@@ -96,8 +96,8 @@ impl Collector {
                 let collector = &mut *lock(&sees);
                 match collector.see(seen) {
                     Ok(()) => Ok(Watch::Continue),
-                    Err(Trouble::Core(error)) => Err(error),
-                    Err(Trouble::Here(message)) => {
+                    Err(CollectError::Core(error)) => Err(error),
+                    Err(CollectError::Here(message)) => {
                         collector.trouble = Some(message);
                         Ok(Watch::Stop)
                     }
@@ -149,7 +149,7 @@ impl Collector {
         self.dense.contains_key(&id) || self.routed.iter().any(|product| product.has(id))
     }
 
-    fn see(&mut self, seen: &Seen<'_>) -> Result<(), Trouble> {
+    fn see(&mut self, seen: &WatchedResult<'_>) -> Result<(), CollectError> {
         let id = seen.node.id();
         let mut bytes = vec![0; seen.value.layout().bytes()];
         seen.value.read(0, &mut bytes)?;
@@ -177,14 +177,14 @@ impl Collector {
         parts: [usize; 2],
         layout: &Layout,
         bytes: &[u8],
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), CollectError> {
         let columns = layout.shape()[0];
         let matrices = parts[0] * parts[1];
         let entry = self.matrix.entries.entry(weight.to_owned()).or_default();
         let counts = entry.counts.len().max(1);
         entry
             .of_size(weight, columns * matrices, counts)
-            .map_err(Trouble::Here)?;
+            .map_err(CollectError::Here)?;
         let mut squares = vec![0.0; columns * matrices];
         for row in 0..layout.rows() {
             let [_, i2, i3] = layout.row_index(row);
@@ -206,7 +206,7 @@ impl Collector {
 
     /// Adds the input of a product with experts, if both operands were computed. Returns whether
     /// they were.
-    fn add_routed(&mut self, product: &Routed) -> Result<bool, Trouble> {
+    fn add_routed(&mut self, product: &Routed) -> Result<bool, CollectError> {
         let Routed {
             weight,
             experts,
@@ -222,13 +222,13 @@ impl Collector {
         let entry = self.matrix.entries.entry(weight.to_owned()).or_default();
         entry
             .of_size(weight, columns * experts, *experts)
-            .map_err(Trouble::Here)?;
+            .map_err(CollectError::Here)?;
         for token in 0..chosen.shape()[1] {
             let of_token = self.reader.read(chosen, chosen_bytes, token)?.to_vec();
             for (place, expert) in of_token.into_iter().enumerate() {
                 let expert = expert as usize;
                 let Some(count) = entry.counts.get_mut(expert) else {
-                    return Err(Trouble::Here(format!(
+                    return Err(CollectError::Here(format!(
                         "'{weight}' has {experts} experts, and number {expert} is asked for"
                     )));
                 };
@@ -247,24 +247,24 @@ impl Collector {
 }
 
 /// Rejects sums that would make the matrix useless.
-fn check(weight: &str, sums: &[f64]) -> Result<(), Trouble> {
+fn check(weight: &str, sums: &[f64]) -> Result<(), CollectError> {
     if sums.iter().all(|sum| sum.is_finite()) {
         Ok(())
     } else {
-        Err(Trouble::Here(format!(
+        Err(CollectError::Here(format!(
             "the input of '{weight}' is not finite: the model computes nonsense of this text; is it damaged?"
         )))
     }
 }
 
 /// Reason for stopping a run.
-enum Trouble {
+enum CollectError {
     Core(samite_core::Error),
     Here(String),
 }
 
-impl From<samite_core::Error> for Trouble {
+impl From<samite_core::Error> for CollectError {
     fn from(error: samite_core::Error) -> Self {
-        Trouble::Core(error)
+        CollectError::Core(error)
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::arch::{LayerCache, Spec};
 use crate::context::Sizes;
-use crate::displaced::Displaced;
 use crate::error::{Error, Result};
 use crate::graphs::GraphSource;
 use crate::kv::cells::Cells;
 use crate::kv::states::States;
 use crate::kv::window::Window;
+use crate::placement_fallback::PlacementFallback;
 use crate::rules::Choice;
 use crate::tensor_split;
 use crate::weights::Weights;
@@ -45,7 +45,7 @@ pub(crate) struct KvPlan {
     /// Device by layer.
     pub choices: Vec<Choice>,
     /// Caches that are on another device than requested.
-    pub displaced: Vec<Displaced>,
+    pub displaced: Vec<PlacementFallback>,
 }
 
 /// Tensors of a KV cache in memory of one type.
@@ -156,7 +156,7 @@ impl KvPlan {
         };
         let mut displaced = Vec::new();
         for (il, (device, reason)) in source.refused_caches(sizes.at_the_end(1))? {
-            displaced.push(Displaced {
+            displaced.push(PlacementFallback {
                 what: format!("the KV cache of layer {il}"),
                 wanted: devices.get(device).name().to_owned(),
                 reason,

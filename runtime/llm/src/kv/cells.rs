@@ -25,10 +25,10 @@ pub struct Cells {
     /// All cells from this one on are free.
     end: usize,
     /// Number of used cells in each block.
-    used_of_run: Vec<u8>,
-    free_runs: usize,
+    used_of_block: Vec<u8>,
+    free_blocks: usize,
     /// No block before this one is completely free.
-    first_free_run: usize,
+    first_free_block: usize,
     /// By sequence: the cell after the one that it allocated last.
     next: Vec<usize>,
     used: usize,
@@ -46,9 +46,9 @@ pub struct Cells {
 }
 
 /// Cells of a block, which a sequence gets at a time if there are several sequences.
-const RUN: usize = 64;
+const BLOCK: usize = 64;
 
-const _: () = assert!(RUN <= u8::MAX as usize);
+const _: () = assert!(BLOCK <= u8::MAX as usize);
 
 /// Converts a range of positions to first and last + 1.
 fn bounds(range: &impl RangeBounds<i32>) -> (i32, i32) {
@@ -83,9 +83,9 @@ impl Cells {
             n_sequences,
             first_free: 0,
             end: 0,
-            used_of_run: try_filled(0, Some(count / RUN), WHAT)?,
-            free_runs: count / RUN,
-            first_free_run: 0,
+            used_of_block: try_filled(0, Some(count / BLOCK), WHAT)?,
+            free_blocks: count / BLOCK,
+            first_free_block: 0,
             next: try_filled(0, Some(n_sequences), WHAT)?,
             used: 0,
             last: try_filled(-1, Some(n_sequences), WHAT)?,
@@ -122,8 +122,8 @@ impl Cells {
     }
 
     /// Returns the number of completely free blocks of 64 cells.
-    pub fn free_runs(&self) -> usize {
-        self.free_runs
+    pub fn free_blocks(&self) -> usize {
+        self.free_blocks
     }
 
     /// Returns the number of free blocks that `sequence` needs for `tokens` more tokens in its own
@@ -131,14 +131,14 @@ impl Cells {
     ///
     /// # Panics
     /// Panics if the sequence does not exist.
-    pub fn runs_for(&self, sequence: Option<usize>, tokens: usize) -> usize {
+    pub fn blocks_for(&self, sequence: Option<usize>, tokens: usize) -> usize {
         if self.n_sequences == 1 {
             return 0;
         }
         let next = sequence.map_or(0, |sequence| self.next[sequence]);
-        let run = next..next.next_multiple_of(RUN).min(self.len());
+        let run = next..next.next_multiple_of(BLOCK).min(self.len());
         let here = run.take_while(|&cell| self.positions[cell] < 0).count();
-        tokens.saturating_sub(here).div_ceil(RUN)
+        tokens.saturating_sub(here).div_ceil(BLOCK)
     }
 
     /// Returns the last used cell plus 1, which limits how far attention has to read.
@@ -207,8 +207,8 @@ impl Cells {
         let before = owner.map(|owner| (owner, std::mem::replace(&mut self.next[owner], cell + 1)));
         self.end = self.end.max(cell + 1);
         self.used += 1;
-        if let Some(used) = self.used_of_run.get_mut(cell / RUN) {
-            self.free_runs -= usize::from(*used == 0);
+        if let Some(used) = self.used_of_block.get_mut(cell / BLOCK) {
+            self.free_blocks -= usize::from(*used == 0);
             *used += 1;
         }
         self.positions[cell] = position;
@@ -232,13 +232,13 @@ impl Cells {
         }
         let next = self.next[sequence];
         let is_free = |cell: &usize| self.positions.get(*cell).is_some_and(|&p| p < 0);
-        if !next.is_multiple_of(RUN) && is_free(&next) {
+        if !next.is_multiple_of(BLOCK) && is_free(&next) {
             return Some(next);
         }
-        let runs = self.used_of_run.len();
-        let free = (self.first_free_run..runs).find(|&run| self.used_of_run[run] == 0);
-        self.first_free_run = free.map_or(runs, |run| run + 1);
-        free.map(|run| run * RUN)
+        let runs = self.used_of_block.len();
+        let free = (self.first_free_block..runs).find(|&run| self.used_of_block[run] == 0);
+        self.first_free_block = free.map_or(runs, |run| run + 1);
+        free.map(|run| run * BLOCK)
     }
 
     /// Frees the cells that are at least `size` positions before the next token of each of their
@@ -326,12 +326,12 @@ impl Cells {
         }
         self.sequences[cell * self.words..][..self.words].fill(0);
         self.used -= 1;
-        if let Some(used) = self.used_of_run.get_mut(cell / RUN) {
+        if let Some(used) = self.used_of_block.get_mut(cell / BLOCK) {
             *used -= 1;
-            self.free_runs += usize::from(*used == 0);
+            self.free_blocks += usize::from(*used == 0);
         }
         self.first_free = self.first_free.min(cell);
-        self.first_free_run = self.first_free_run.min(cell / RUN);
+        self.first_free_block = self.first_free_block.min(cell / BLOCK);
     }
 
     /// Updates derived values after some cells were freed or changed.
@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_cells_are_used_again_first() {
+    fn freed_cells_are_reused_first() {
         let mut cells = filled(&[(0, &[0]), (1, &[0]), (2, &[0])]);
         cells.remove(0, 1..2).unwrap();
         assert_eq!((cells.used(), cells.free(), cells.end()), (2, 6, 3));
@@ -599,15 +599,18 @@ mod tests {
     }
 
     #[test]
-    fn sequences_get_runs_of_cells_until_all_are_taken() {
-        let mut cells = Cells::new(2 * RUN + 10, 3).unwrap();
+    fn sequences_get_blocks_of_cells_until_none_are_left() {
+        let mut cells = Cells::new(2 * BLOCK + 10, 3).unwrap();
         for position in 0..40 {
             assert_eq!(cells.take(position, &[0]), Some(position as usize));
-            assert_eq!(cells.take(position, &[1]), Some(RUN + position as usize));
+            assert_eq!(cells.take(position, &[1]), Some(BLOCK + position as usize));
         }
         // There is no third block: any free cell is allocated.
         let rest: Vec<_> = std::iter::from_fn(|| cells.take(0, &[2])).collect();
-        assert!(rest.into_iter().eq((40..RUN).chain(RUN + 40..2 * RUN + 10)));
+        assert!(
+            rest.into_iter()
+                .eq((40..BLOCK).chain(BLOCK + 40..2 * BLOCK + 10))
+        );
         assert_eq!(cells.free(), 0);
         cells.remove(0, ..).unwrap();
         cells.remove(2, ..).unwrap();
@@ -616,8 +619,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_from_the_end_leaves_no_gap() {
-        let mut cells = Cells::new(2 * RUN, 2).unwrap();
+    fn removal_from_the_end_leaves_no_gap() {
+        let mut cells = Cells::new(2 * BLOCK, 2).unwrap();
         let take = |cells: &mut Cells, position| cells.take(position, &[0]).unwrap();
         for position in 0..5 {
             assert_eq!(take(&mut cells, position), position as usize);
@@ -625,47 +628,47 @@ mod tests {
         cells.remove(0, 3..).unwrap();
         assert_eq!(take(&mut cells, 3), 3);
         // The end of a block as well, and all of the next one.
-        for position in 4..RUN as i32 + 3 {
+        for position in 4..BLOCK as i32 + 3 {
             assert_eq!(take(&mut cells, position), position as usize);
         }
-        cells.remove(0, RUN as i32 - 1..).unwrap();
-        assert_eq!(take(&mut cells, RUN as i32 - 1), RUN - 1);
+        cells.remove(0, BLOCK as i32 - 1..).unwrap();
+        assert_eq!(take(&mut cells, BLOCK as i32 - 1), BLOCK - 1);
         // Nothing is left: another sequence gets the block.
         cells.remove(0, ..).unwrap();
         assert_eq!(cells.take(0, &[1]), Some(0));
-        assert_eq!(take(&mut cells, 0), RUN);
+        assert_eq!(take(&mut cells, 0), BLOCK);
     }
 
     #[test]
-    fn it_is_known_which_runs_are_needed_and_free() {
-        let mut cells = Cells::new(3 * RUN + 10, 2).unwrap();
-        assert_eq!((cells.free_runs(), cells.runs_for(Some(0), 1)), (3, 1));
+    fn needed_and_free_blocks_are_counted() {
+        let mut cells = Cells::new(3 * BLOCK + 10, 2).unwrap();
+        assert_eq!((cells.free_blocks(), cells.blocks_for(Some(0), 1)), (3, 1));
         for position in 0..5 {
             cells.take(position, &[0]).unwrap();
         }
-        assert_eq!(cells.free_runs(), 2);
+        assert_eq!(cells.free_blocks(), 2);
         assert_eq!(
-            [0, RUN - 5, RUN - 4].map(|tokens| cells.runs_for(Some(0), tokens)),
+            [0, BLOCK - 5, BLOCK - 4].map(|tokens| cells.blocks_for(Some(0), tokens)),
             [0, 0, 1]
         );
-        assert_eq!(cells.runs_for(None, 2 * RUN), 2);
+        assert_eq!(cells.blocks_for(None, 2 * BLOCK), 2);
         cells.take(0, &[1]).unwrap();
-        assert_eq!(cells.free_runs(), 1);
+        assert_eq!(cells.free_blocks(), 1);
         cells.rollback();
-        assert_eq!(cells.free_runs(), 3);
+        assert_eq!(cells.free_blocks(), 3);
         // A single sequence needs no blocks.
-        assert_eq!(Cells::new(RUN, 1).unwrap().runs_for(Some(0), 9), 0);
+        assert_eq!(Cells::new(BLOCK, 1).unwrap().blocks_for(Some(0), 9), 0);
     }
 
     #[test]
-    fn cells_that_were_given_back_are_taken_again() {
-        let mut cells = Cells::new(4 * RUN, 2).unwrap();
-        for position in 0..RUN as i32 - 1 {
+    fn returned_cells_are_allocated_again() {
+        let mut cells = Cells::new(4 * BLOCK, 2).unwrap();
+        for position in 0..BLOCK as i32 - 1 {
             cells.take(position, &[0]).unwrap();
         }
         cells.commit();
         let take = |cells: &mut Cells| {
-            let taken = (0..4).map(|i| cells.take(RUN as i32 - 1 + i, &[0]));
+            let taken = (0..4).map(|i| cells.take(BLOCK as i32 - 1 + i, &[0]));
             taken.collect::<Vec<_>>()
         };
         let first = take(&mut cells);
@@ -674,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_share_and_keeps_take_away() {
+    fn copies_share_cells_and_keep_removes_other_sequences() {
         let mut cells = filled(&[(0, &[0]), (1, &[0]), (5, &[1])]);
         cells.copy(0, 1, ..).unwrap();
         assert_eq!(positions(&cells, 1), [0, 1]);
@@ -729,9 +732,9 @@ mod tests {
     proptest! {
         /// Edits have the same effect as the same edits of sets of positions.
         #[test]
-        fn edits_agree_with_sets(edits in prop::collection::vec((0u8..5, 0usize..3, 0usize..3,
+        fn edits_match_a_set_model(edits in prop::collection::vec((0u8..5, 0usize..3, 0usize..3,
             0i32..6, 0i32..6), 0..40)) {
-            let mut cells = Cells::new(2 * RUN + 3, 3).unwrap();
+            let mut cells = Cells::new(2 * BLOCK + 3, 3).unwrap();
             let mut sets = vec![BTreeSet::new(); 3];
             for (edit, a, b, from, to) in edits {
                 match edit {
@@ -781,9 +784,9 @@ mod tests {
                     cells.positions.iter().filter(|&&p| p >= 0).count()
                 );
                 prop_assert!(cells.positions[cells.end..].iter().all(|&p| p < 0));
-                let runs = cells.positions.chunks_exact(RUN);
+                let runs = cells.positions.chunks_exact(BLOCK);
                 prop_assert_eq!(
-                    cells.free_runs(),
+                    cells.free_blocks(),
                     runs.filter(|run| run.iter().all(|&p| p < 0)).count()
                 );
             }

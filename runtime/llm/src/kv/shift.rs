@@ -1,7 +1,7 @@
 //! Rotates cached keys whose positions changed.
 
-use crate::arch::graph::divisors_name;
-use crate::arch::spec::{Divisors, Yarn};
+use crate::arch::graph::rope_factors_name;
+use crate::arch::spec::{RopeFactors, Yarn};
 use crate::arch::{LayerCache, Spec};
 use crate::error::Result;
 use crate::kv::cache::KvCache;
@@ -21,7 +21,7 @@ struct ShiftStep {
     /// Distances: i32.
     distances: TensorId,
     /// Divisors that are not in the file: f32.
-    divisors: Vec<(Yarn, TensorId)>,
+    rope_factors: Vec<(Yarn, TensorId)>,
 }
 
 /// Context of a key rotation.
@@ -79,9 +79,9 @@ impl Rotation<'_> {
             scheduler.write(step.read, 0, bytemuck::cast_slice(&read))?;
             scheduler.write(step.write, 0, bytemuck::cast_slice(&write))?;
             scheduler.write(step.distances, 0, bytemuck::cast_slice(&distances))?;
-            for (yarn, tensor) in &step.divisors {
-                let divisors: Vec<f32> = yarn.divisors().collect();
-                scheduler.write(*tensor, 0, bytemuck::cast_slice(&divisors))?;
+            for (yarn, tensor) in &step.rope_factors {
+                let rope_factors: Vec<f32> = yarn.rope_factors().collect();
+                scheduler.write(*tensor, 0, bytemuck::cast_slice(&rope_factors))?;
             }
             let result = scheduler.run(&never).and_then(|()| scheduler.synchronize());
             if let Err(error) = result {
@@ -120,10 +120,10 @@ impl Rotation<'_> {
             let Some(rotation) = &attention.rotation else {
                 continue;
             };
-            let name = divisors_name(rotation.divisors, self.n_ctx);
+            let name = rope_factors_name(rotation.rope_factors, self.n_ctx);
             let stored = name.and_then(|name| Some((name, self.weights.get(name)?)));
-            let divisors = match (rotation.divisors, stored) {
-                (Divisors::Yarn(yarn), _) => {
+            let rope_factors = match (rotation.rope_factors, stored) {
+                (RopeFactors::Yarn(yarn), _) => {
                     let known = computed.iter().find(|(known, _)| *known == yarn);
                     Some(match known {
                         Some(&(_, leaf)) => leaf,
@@ -150,7 +150,7 @@ impl Rotation<'_> {
             let rows = graph.get_rows(cache, read)?;
             let (size, heads) = (attention.head_k, attention.n_head_kv);
             let keys = graph.reshape(rows, [size, heads, count, 1])?;
-            let keys = graph.rope(keys, distances, divisors, rotation.shift())?;
+            let keys = graph.rope(keys, distances, rope_factors, rotation.shift())?;
             graph.set_name(keys, format!("K_shifted-{il}"));
             let rows = graph.reshape(keys, [size * heads, count, 1, 1])?;
             graph.set_rows(rows, write, cache)?;
@@ -160,7 +160,7 @@ impl Rotation<'_> {
             read,
             write,
             distances,
-            divisors: computed,
+            rope_factors: computed,
         })
     }
 }

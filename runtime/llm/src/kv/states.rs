@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_sequence_holds_is_not_written() {
+    fn state_rows_of_a_sequence_are_not_overwritten() {
         let mut states = States::new(2).unwrap();
         let (zeros, first) = states.advance(&[0]);
         assert_eq!(zeros, 0);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_is_gone_back_to_as_often_as_wanted() {
+    fn a_state_mark_can_be_restored_repeatedly() {
         let mut states = States::new(2).unwrap();
         let (_, first) = states.advance(&[0]);
         states.commit();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_row_for_every_batch() {
+    fn every_batch_gets_a_state_row() {
         let mut states = States::new(3).unwrap();
         for round in 0..20 {
             let written: Vec<usize> = (0..3).map(|seq| states.advance(&[seq]).1).collect();

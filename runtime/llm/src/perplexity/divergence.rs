@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn any_of_equal_codes_is_the_top() {
+    fn any_of_several_equal_codes_counts_as_the_top() {
         let equal = LogProbsRow {
             codes: &[0, 65535, 65535],
             minimum: -(5f32.ln()),
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_no_distributions_are_found() {
+    fn unnormalized_rows_are_detected() {
         let logits = logits();
         for (minimum, is_normalized) in
             [(-1.386, true), (-1.4, false), (-1e30, false), (1e30, false)]

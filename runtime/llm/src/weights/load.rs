@@ -72,7 +72,7 @@ impl WeightPlan {
             progress: &report_moved,
             cancel: &cancelled,
         };
-        let most = if options.environment.chance.takes("small-chunks") {
+        let most = if options.environment.buggify.fires("small-chunks") {
             1
         } else {
             CHUNK_BYTES

@@ -2,8 +2,8 @@
 
 use super::{Weight, Weights};
 use crate::arch::{Architecture, Spec, TensorSpec, WeightUse};
-use crate::displaced::Displaced;
 use crate::error::{Error, Result};
+use crate::placement_fallback::PlacementFallback;
 use crate::rules::{self, Choice, Placement, PlacementRule};
 use crate::tensor_split;
 use samite_core::{
@@ -76,7 +76,7 @@ pub(crate) struct WeightPlan {
     pub tensors: Vec<PlannedTensor>,
     pub kv: Vec<Choice>,
     /// Tensors that are on another device than requested.
-    pub displaced: Vec<Displaced>,
+    pub displaced: Vec<PlacementFallback>,
 }
 
 /// A tensor that the architecture expects and the file has.
@@ -313,7 +313,7 @@ fn willing_device(
     spec: &TensorSpec,
     info: &TensorInfo,
     choice: Choice,
-) -> Result<(Choice, Option<Displaced>)> {
+) -> Result<(Choice, Option<PlacementFallback>)> {
     // Refusals by device, starting with the requested one.
     let mut refusals: Vec<(&str, String)> = Vec::new();
     let others = (0..devices.len()).rev().filter(|&d| d != choice.device);
@@ -323,7 +323,7 @@ fn willing_device(
                 let Some((wanted, reason)) = refusals.into_iter().next() else {
                     return Ok((choice, None));
                 };
-                let displaced = Displaced {
+                let displaced = PlacementFallback {
                     what: format!("tensor '{}' of type {}", spec.name, info.dtype),
                     wanted: wanted.to_owned(),
                     reason,
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn special_layouts_get_what_they_accept() {
+    fn special_layouts_get_only_accepted_weights() {
         let extra: Vec<Arc<dyn BufferType>> = vec![Arc::new(Packed)];
         let device: Arc<dyn Device> =
             Arc::new(FakeDevice::with("cpu", DeviceKind::Cpu, extra, true));
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_goes_to_a_device_that_can_use_it() {
+    fn refused_weights_move_to_a_device_that_accepts_them() {
         let unwilling = |name| -> Arc<dyn Device> {
             Arc::new(FakeDevice::with(name, DeviceKind::Gpu, Vec::new(), false))
         };

@@ -52,7 +52,7 @@ fn merged(
 }
 
 #[test]
-fn a_merged_model_is_the_model_with_its_adapters() {
+fn a_merged_model_matches_the_model_with_adapters() {
     let experts = SyntheticModel {
         experts: Some([5, 2]),
         ..SyntheticModel::tiny("llama")
@@ -82,7 +82,7 @@ fn a_merged_model_is_the_model_with_its_adapters() {
 }
 
 #[test]
-fn merged_weights_keep_their_type_or_get_another_one() {
+fn merged_weights_keep_their_type_or_are_converted() {
     let model = SyntheticModel {
         dtype: DType::Q8_0,
         ..SyntheticModel::tiny("llama")
@@ -147,7 +147,7 @@ fn adapters_change_while_a_context_runs() {
 }
 
 #[test]
-fn layers_on_two_devices_have_their_adapters_there() {
+fn adapters_are_placed_with_their_layers() {
     let file = TestModel::tiny("llama");
     write_adapter(&file.path, 0, |_| true).unwrap();
     let alone = logits(&load(&file.path, cpu()), &file.path, &[1.0]);
@@ -164,7 +164,7 @@ fn layers_on_two_devices_have_their_adapters_there() {
 }
 
 #[test]
-fn what_is_no_adapter_of_the_model_is_refused() {
+fn mismatched_adapters_are_refused() {
     let file = TestModel::tiny("llama");
     let model = load(&file.path, cpu());
     let path = file.path.with_extension("bad.gguf");
@@ -263,7 +263,7 @@ fn what_is_no_adapter_of_the_model_is_refused() {
 }
 
 #[test]
-fn adapters_that_find_no_memory_leave_those_from_before() {
+fn adapters_without_memory_leave_the_previous_ones_active() {
     let file = TestModel::tiny("llama");
     for number in [0, 1] {
         write_adapter(&file.path, number, |_| true).unwrap();
@@ -329,7 +329,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 
 /// A direction that is added to a layer's result is equivalent to an addition to its last bias.
 #[test]
-fn a_control_vector_is_a_bias_of_layers() {
+fn a_control_vector_acts_as_a_layer_bias() {
     let biased = SyntheticModel {
         optional: vec!["ffn_down.bias"],
         ..SyntheticModel::tiny("llama")
@@ -393,7 +393,7 @@ fn a_control_vector_is_a_bias_of_layers() {
 }
 
 #[test]
-fn what_is_no_control_vector_of_the_model_is_refused() {
+fn mismatched_control_vectors_are_refused() {
     let file = TestModel::tiny("llama");
     let model = load(&file.path, cpu());
     let good = vec![0.5; 64];
@@ -422,7 +422,7 @@ fn what_is_no_control_vector_of_the_model_is_refused() {
 /// Sequences with different adapters in one batch: each has the same results as alone in a context
 /// with these adapters.
 #[test]
-fn sequences_have_adapters_of_their_own_in_one_batch() {
+fn sequences_in_one_batch_use_their_own_adapters() {
     let experts = SyntheticModel {
         experts: Some([5, 2]),
         ..SyntheticModel::tiny("llama")
@@ -529,7 +529,7 @@ fn sequences_have_adapters_of_their_own_in_one_batch() {
 }
 
 #[test]
-fn sequences_without_adapters_are_computed_by_the_graph_without() {
+fn sequences_without_adapters_use_the_plain_graph() {
     let file = TestModel::tiny("llama");
     write_adapter(&file.path, 0, |_| true).unwrap();
     let model = load(&file.path, cpu());

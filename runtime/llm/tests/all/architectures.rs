@@ -28,7 +28,7 @@ fn options(n_ubatch: usize, flash: bool) -> ContextOptions {
 
 /// Returns options for a model that may return only embeddings or have bidirectional attention.
 fn options_for(model: &Model, n_ubatch: usize, flash: bool) -> ContextOptions {
-    let n_ubatch = if model.spec().sees_later() {
+    let n_ubatch = if model.spec().is_bidirectional() {
         192
     } else {
         n_ubatch
@@ -42,7 +42,7 @@ fn options_for(model: &Model, n_ubatch: usize, flash: bool) -> ContextOptions {
 /// Returns the logits after each token of sequence `sequence`, or the tokens' embeddings, decoded
 /// `at_once` tokens at a time, or all at once with bidirectional attention.
 fn decode_in(context: &mut Context, sequence: u32, at_once: usize) -> Vec<Vec<f32>> {
-    let at_once = if context.model().spec().sees_later() {
+    let at_once = if context.model().spec().is_bidirectional() {
         N_TOKENS
     } else {
         at_once
@@ -70,7 +70,7 @@ fn tiny(name: &'static str) -> TestModel {
 }
 
 #[test]
-fn every_architecture_decodes_alike_in_any_pieces_and_company() {
+fn every_architecture_decodes_independently_of_batching() {
     for arch in ARCHITECTURES {
         let name = arch.name;
         let model = tiny(name).load(vec![cpu()], "");
@@ -86,7 +86,7 @@ fn every_architecture_decodes_alike_in_any_pieces_and_company() {
 }
 
 #[test]
-fn every_architecture_decodes_alike_on_the_reference_and_split_at_every_layer() {
+fn every_architecture_decodes_alike_on_every_layer_split() {
     for arch in ARCHITECTURES {
         let name = arch.name;
         let file = tiny(name);
@@ -124,7 +124,7 @@ fn with_state() -> Vec<(&'static str, Arc<Model>)> {
 }
 
 #[test]
-fn every_architecture_is_written_in_types_with_long_blocks() {
+fn every_architecture_supports_block_quantized_files() {
     for dtype in [DType::Q8_0, DType::Q4_K] {
         for arch in ARCHITECTURES {
             let name = arch.name;
@@ -145,7 +145,7 @@ fn every_architecture_is_written_in_types_with_long_blocks() {
 }
 
 #[test]
-fn states_of_sequences_are_copied_kept_and_forgotten() {
+fn sequence_states_are_copied_retained_and_removed() {
     for (name, model) in with_state() {
         let mut context = Context::new(model, options(64, true)).unwrap();
         let ids = tokens();
@@ -198,7 +198,7 @@ fn states_of_sequences_are_copied_kept_and_forgotten() {
 }
 
 #[test]
-fn memory_for_a_token_of_each_sequence_is_reserved() {
+fn memory_for_one_token_per_sequence_is_reserved() {
     for (name, model) in with_state() {
         let mut context = Context::new(model, options(3, true)).unwrap();
         let before = context.scheduler().counters().buffers;
@@ -210,7 +210,7 @@ fn memory_for_a_token_of_each_sequence_is_reserved() {
 }
 
 #[test]
-fn a_batch_that_fails_leaves_states_as_they_were() {
+fn a_failed_batch_leaves_states_unchanged() {
     for (name, model) in with_state() {
         let mut context = Context::new(model, options(8, true)).unwrap();
         let ids = tokens();
@@ -244,7 +244,7 @@ fn a_batch_that_fails_leaves_states_as_they_were() {
 }
 
 #[test]
-fn latent_attention_keeps_one_short_row_of_a_token() {
+fn latent_attention_caches_one_short_row_per_token() {
     let SyntheticModel { head_dim, .. } = SyntheticModel::tiny("deepseek2");
     let model = load("deepseek2");
     let memory = model.spec().layers[0].memory();
@@ -253,7 +253,7 @@ fn latent_attention_keeps_one_short_row_of_a_token() {
 }
 
 #[test]
-fn every_architecture_is_in_the_documentation() {
+fn every_architecture_is_documented() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/models.md");
     let text = std::fs::read_to_string(folder).unwrap();
     for arch in ARCHITECTURES {

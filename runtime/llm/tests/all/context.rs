@@ -15,7 +15,7 @@ fn fresh(model: &Arc<Model>, tokens: &[u32]) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn a_batch_equals_one_token_after_the_other() {
+fn a_batch_matches_token_by_token_decoding() {
     for architecture in ARCHITECTURES {
         let model = model(architecture);
         let tokens = tokens(40);
@@ -40,7 +40,7 @@ fn a_batch_equals_one_token_after_the_other() {
 }
 
 #[test]
-fn only_wanted_logits_are_there() {
+fn only_requested_logits_are_returned() {
     let model = model("llama");
     let tokens = tokens(10);
     let all = fresh(&model, &tokens);
@@ -72,7 +72,7 @@ fn only_wanted_logits_are_there() {
 }
 
 #[test]
-fn sequences_do_not_see_each_other() {
+fn sequences_are_independent() {
     let model = model("qwen2");
     let (a, b) = (tokens(12), tokens(20)[8..].to_vec());
     let mut context = context(
@@ -134,7 +134,7 @@ fn removed_tokens_are_forgotten() {
 /// Keys of deeper layers depend on removed tokens, so only one layer can be compared with a
 /// computation from scratch.
 #[test]
-fn moved_keys_equal_keys_computed_there() {
+fn shifted_keys_match_keys_computed_in_place() {
     let devices: [fn() -> Arc<dyn Device>; 2] = [|| reference("ref"), cpu];
     let yarn = SyntheticModel {
         extra: vec![
@@ -144,7 +144,7 @@ fn moved_keys_equal_keys_computed_there() {
         ],
         ..SyntheticModel::tiny("llama")
     };
-    let divisors = SyntheticModel {
+    let rope_factors = SyntheticModel {
         optional: vec!["rope_freqs.weight"],
         ..SyntheticModel::tiny("llama")
     };
@@ -155,7 +155,7 @@ fn moved_keys_equal_keys_computed_there() {
     let mut models = vec![
         ("yarn", yarn),
         ("exact yarn", exact),
-        ("divisors", divisors),
+        ("divisors", rope_factors),
     ];
     models.extend(ARCHITECTURES.map(|name| (name, SyntheticModel::tiny(name))));
     for (device, (name, model)) in devices
@@ -187,7 +187,7 @@ fn moved_keys_equal_keys_computed_there() {
 }
 
 #[test]
-fn batches_that_cannot_be_are_refused() {
+fn invalid_batches_are_refused() {
     let model = model("llama");
     let mut context = context(
         &model,
@@ -224,7 +224,7 @@ fn batches_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_full_context_says_how_full_it_is() {
+fn a_full_context_error_reports_the_usage() {
     let model = model("llama");
     let mut context = context(&model, precise());
     decode(&mut context, &tokens(60), 0, 0);
@@ -249,7 +249,7 @@ fn a_full_context_says_how_full_it_is() {
 
 /// Masked values are multiplied by 0, and 0 times NaN is NaN.
 #[test]
-fn a_cache_that_held_nan_is_clean_after_clear() {
+fn clear_removes_nan_from_the_cache() {
     const POISON: u32 = 300;
     let file = TestModel::tiny("llama");
     let gguf = samite_gguf::GgufFile::open(&file.path, samite_gguf::LoadMode::Read).unwrap();
@@ -283,7 +283,7 @@ fn a_cache_that_held_nan_is_clean_after_clear() {
 }
 
 #[test]
-fn options_that_make_no_sense_are_refused() {
+fn invalid_options_are_refused() {
     let model = model("llama");
     let base = precise;
     for (options, expected) in [
@@ -350,7 +350,7 @@ fn a_cancelled_decode_changes_nothing() {
 }
 
 #[test]
-fn an_error_of_a_device_changes_nothing() {
+fn a_device_error_changes_nothing() {
     let faults = FaultPlan::new();
     let device = ReferenceDevice::new(ReferenceOptions {
         faults: Some(Arc::clone(&faults)),
@@ -390,7 +390,7 @@ fn an_error_of_a_device_changes_nothing() {
 }
 
 #[test]
-fn keys_whose_move_failed_are_never_used() {
+fn keys_whose_shift_failed_are_never_used() {
     let faults = FaultPlan::new();
     let device = ReferenceDevice::new(ReferenceOptions {
         faults: Some(Arc::clone(&faults)),
@@ -438,7 +438,7 @@ fn keys_whose_move_failed_are_never_used() {
 
 /// Only runs of the same graph overlap.
 #[test]
-fn micro_batches_with_copies_are_of_one_graph_and_others_compute_nothing_in_vain() {
+fn pipelined_micro_batches_share_a_graph_without_wasted_work() {
     let file = TestModel::tiny("llama");
     let model = file.load(vec![cpu()], "");
     let plans = |copies: usize, n_tokens: usize, wanted: usize| {
@@ -472,7 +472,7 @@ fn micro_batches_with_copies_are_of_one_graph_and_others_compute_nothing_in_vain
 /// The graph for one micro-batch has room for the logits of another one, and the requested ones
 /// must still be found.
 #[test]
-fn micro_batches_with_copies_give_each_token_its_own_logits() {
+fn pipelined_micro_batches_return_each_tokens_logits() {
     let file = TestModel::tiny("llama");
     let model = file.load(vec![cpu()], "");
     let logits = |copies: usize, n_ubatch: usize, wanted: u32| {

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use samite_core::{
-    DType, Delegate, Delegating, Device, Graph, Node, Op, StoredTensor, Support, TensorId,
+    DType, Device, DeviceWrapper, Graph, Node, Op, StoredTensor, Support, TensorId, WrappedDevice,
 };
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_gguf::{GgufFile, LoadMode};
@@ -29,7 +29,7 @@ fn the_cpu_agrees_with_the_reference() {
 }
 
 #[test]
-fn splits_at_every_layer_change_nothing() {
+fn layer_splits_do_not_change_results() {
     for architecture in ARCHITECTURES {
         let file = TestModel::tiny(architecture);
         let run = |devices, rules: &str| {
@@ -61,7 +61,7 @@ fn splits_at_every_layer_change_nothing() {
 
 /// A layer ends with a sum, and only the sum has to be copied, not its operands.
 #[test]
-fn one_hidden_state_crosses_each_boundary_between_layers() {
+fn one_hidden_state_crosses_each_layer_boundary() {
     for architecture in ARCHITECTURES {
         let file = TestModel::tiny(architecture);
         let layers = SyntheticModel::tiny(architecture).n_layer;
@@ -100,7 +100,7 @@ fn one_hidden_state_crosses_each_boundary_between_layers() {
 }
 
 #[test]
-fn a_split_puts_everything_where_the_rules_say() {
+fn placement_follows_the_rules() {
     let file = TestModel::tiny("llama");
     let model = file.load(vec![reference("a"), reference("b")], "layers=1-:b");
     let context = context(&model, precise());
@@ -137,7 +137,7 @@ fn a_split_puts_everything_where_the_rules_say() {
 }
 
 #[test]
-fn attention_in_steps_agrees_with_flash_attention() {
+fn unfused_attention_matches_flash_attention() {
     for architecture in ARCHITECTURES {
         let file = TestModel::tiny(architecture);
         let model = file.load(vec![reference("ref")], "");
@@ -151,7 +151,7 @@ fn attention_in_steps_agrees_with_flash_attention() {
 }
 
 #[test]
-fn smaller_types_of_cache_and_weights_are_close() {
+fn smaller_cache_and_weight_types_are_accurate() {
     let file = TestModel::tiny("qwen3");
     let model = file.load(vec![cpu()], "");
     let run = |kv_types| {
@@ -175,7 +175,7 @@ fn smaller_types_of_cache_and_weights_are_close() {
 }
 
 #[test]
-fn a_tied_output_is_the_embedding_wherever_it_lies() {
+fn a_tied_output_matches_the_embedding_on_any_device() {
     let file = TestModel::write(&SyntheticModel {
         tied: true,
         ..SyntheticModel::tiny("llama")
@@ -190,7 +190,7 @@ fn a_tied_output_is_the_embedding_wherever_it_lies() {
 }
 
 #[test]
-fn too_little_memory_shows_at_creation() {
+fn context_creation_reports_insufficient_memory() {
     let device = samite_reference::ReferenceDevice::new(samite_reference::ReferenceOptions {
         memory_limit: Some(1 << 20),
         ..Default::default()
@@ -218,7 +218,7 @@ fn asynchronous(name: &str) -> Arc<dyn Device> {
 }
 
 #[test]
-fn a_batch_that_fails_on_a_device_says_so_itself_even_without_logits() {
+fn a_failed_batch_returns_its_error_even_without_logits() {
     let faults = FaultPlan::new();
     let device = ReferenceDevice::new(ReferenceOptions {
         asynchronous: true,
@@ -259,7 +259,7 @@ fn a_batch_that_fails_on_a_device_says_so_itself_even_without_logits() {
 }
 
 #[test]
-fn growing_caches_compile_nothing() {
+fn growing_caches_cause_no_compilation() {
     for architecture in ARCHITECTURES {
         let file = TestModel::tiny(architecture);
         let model = file.load(vec![asynchronous("a"), asynchronous("b")], "layers=1-:b");
@@ -277,7 +277,7 @@ fn growing_caches_compile_nothing() {
 }
 
 #[test]
-fn micro_batches_of_a_prompt_share_a_plan_where_they_can_overlap() {
+fn overlapping_prefill_micro_batches_share_a_plan() {
     let file = TestModel::tiny("llama");
     let run = |copies| {
         let model = file.load(vec![asynchronous("a"), asynchronous("b")], "layers=1-:b");
@@ -308,7 +308,7 @@ struct Picky {
     refuses: Refusal,
 }
 
-impl Delegate for Picky {
+impl DeviceWrapper for Picky {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.inner
     }
@@ -329,12 +329,12 @@ impl Delegate for Picky {
 
 fn picky(refuses: Refusal) -> Vec<Arc<dyn Device>> {
     let inner = reference("Picky");
-    let first: Arc<dyn Device> = Arc::new(Delegating(Picky { inner, refuses }));
+    let first: Arc<dyn Device> = Arc::new(WrappedDevice(Picky { inner, refuses }));
     vec![first, reference("last")]
 }
 
 #[test]
-fn a_device_that_refuses_weights_is_named_or_the_model_is_refused() {
+fn refused_weights_are_reported_or_fail_the_load() {
     let file = TestModel::tiny("llama");
     let gguf = GgufFile::open(&file.path, LoadMode::Read).unwrap();
     let whole = decode(
@@ -381,7 +381,7 @@ fn a_device_that_refuses_weights_is_named_or_the_model_is_refused() {
 }
 
 #[test]
-fn a_cache_lies_where_its_device_does_what_the_layer_needs() {
+fn caches_are_placed_on_devices_that_support_the_layer() {
     let file = TestModel::tiny("llama");
     let whole = |flash| {
         let options = ContextOptions { flash, ..precise() };
@@ -429,7 +429,7 @@ fn a_cache_lies_where_its_device_does_what_the_layer_needs() {
 
 /// A micro-batch is on the first layers while the previous one is on the last ones.
 #[test]
-fn pipeline_copies_overlap_the_micro_batches_of_a_prompt() {
+fn pipeline_copies_overlap_prefill_micro_batches() {
     // Computation is a small part of the time, regardless of the machine's load.
     let file = TestModel::write(&SyntheticModel {
         n_layer: 2,
@@ -514,7 +514,7 @@ fn pipeline_copies_overlap_the_micro_batches_of_a_prompt() {
 /// A GPU that takes over products of many tokens.
 struct Eager(Arc<dyn Device>);
 
-impl Delegate for Eager {
+impl DeviceWrapper for Eager {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.0
     }
@@ -530,7 +530,7 @@ impl Delegate for Eager {
 }
 
 #[test]
-fn prompts_are_offloaded_and_generation_is_not() {
+fn prefill_is_offloaded_but_decode_is_not() {
     for (architecture, dtype) in [
         ("llama", DType::Q4_0),
         ("qwen2", DType::Q8_0),
@@ -547,7 +547,7 @@ fn prompts_are_offloaded_and_generation_is_not() {
         }
         let file = TestModel::write(&shape);
         let run = |offload: bool| {
-            let eager = Delegating::device(Eager(reference("gpu")));
+            let eager = WrappedDevice::device(Eager(reference("gpu")));
             let model = file.load(vec![eager, cpu()], "layers=0-:cpu;output:cpu");
             let options = ContextOptions {
                 offload,
@@ -607,7 +607,7 @@ fn prompts_are_offloaded_and_generation_is_not() {
 }
 
 #[test]
-fn results_are_the_same_for_one_kind_of_device_and_memory_and_within_rounding_otherwise() {
+fn results_are_identical_per_device_type_and_close_across_types() {
     // Types of each family, and the maximum error of their logits. With quantized weights, columns
     // are rounded to integers.
     for (dtype, most) in [

@@ -71,7 +71,7 @@ fn is_near(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) {
 }
 
 #[test]
-fn a_pooled_embedding_is_made_of_those_of_tokens_in_any_company() {
+fn pooled_embeddings_derive_from_tokens_in_any_batch() {
     for name in MODELS {
         let model = model(name);
         let texts = texts();
@@ -103,7 +103,7 @@ fn a_pooled_embedding_is_made_of_those_of_tokens_in_any_company() {
 }
 
 #[test]
-fn tokens_see_their_own_text_only_whatever_the_order_of_the_batch() {
+fn tokens_attend_only_to_their_own_text_in_any_batch_order() {
     for name in MODELS {
         let model = model(name);
         let [first, second, _] = texts();
@@ -128,7 +128,7 @@ fn tokens_see_their_own_text_only_whatever_the_order_of_the_batch() {
 }
 
 #[test]
-fn a_token_of_a_text_changes_the_embeddings_of_earlier_ones_where_those_look_at_it() {
+fn later_tokens_change_earlier_embeddings_if_bidirectional() {
     for name in MODELS {
         let model = model(name);
         let text = tokens(20);
@@ -141,7 +141,7 @@ fn a_token_of_a_text_changes_the_embeddings_of_earlier_ones_where_those_look_at_
 }
 
 #[test]
-fn embeddings_are_the_same_with_any_threads_and_bit_by_bit() {
+fn embeddings_are_bit_identical_for_any_thread_count() {
     let device = |threads| -> Arc<dyn Device> {
         CpuDevice::new(CpuOptions::default().with_threads(threads))
     };
@@ -160,7 +160,7 @@ fn embeddings_are_the_same_with_any_threads_and_bit_by_bit() {
 }
 
 #[test]
-fn embeddings_are_the_same_split_over_devices_at_every_layer() {
+fn embeddings_do_not_depend_on_layer_splits() {
     for name in MODELS {
         let file = TestModel::tiny(name);
         let texts = texts();
@@ -183,7 +183,7 @@ fn embeddings_are_the_same_split_over_devices_at_every_layer() {
 }
 
 #[test]
-fn a_long_text_of_a_causal_model_comes_in_micro_batches() {
+fn long_causal_texts_are_split_into_micro_batches() {
     let model = model("llama");
     let text = tokens(50);
     for pooling in [Pooling::Last, Pooling::Cls] {
@@ -209,7 +209,7 @@ fn a_long_text_of_a_causal_model_comes_in_micro_batches() {
 }
 
 #[test]
-fn what_looks_at_later_tokens_keeps_nothing_and_comes_at_once() {
+fn bidirectional_models_cache_nothing_and_use_one_batch() {
     for name in ["bert", "gemma-embedding", "dream"] {
         let model = model(name);
         let output = match name {
@@ -250,7 +250,7 @@ fn what_looks_at_later_tokens_keeps_nothing_and_comes_at_once() {
 }
 
 #[test]
-fn no_text_is_written_by_what_looks_at_later_tokens() {
+fn bidirectional_models_cannot_generate() {
     let dream = model("dream");
     let error = Session::new(context(&dream, precise())).unwrap_err();
     assert!(error.to_string().contains("token by token"), "{error}");
@@ -273,7 +273,7 @@ fn no_text_is_written_by_what_looks_at_later_tokens() {
 }
 
 #[test]
-fn a_text_is_at_most_as_long_as_there_are_learned_positions() {
+fn text_length_is_limited_by_learned_positions() {
     let short = SyntheticModel {
         n_ctx_train: 16,
         ..SyntheticModel::tiny("bert")
@@ -332,13 +332,13 @@ fn bad_files_are_refused_by_key() {
 }
 
 #[test]
-fn a_causal_architecture_can_be_told_to_look_at_both_sides() {
+fn causal_architectures_can_be_made_bidirectional() {
     let both = SyntheticModel {
         extra: vec![("attention.causal", false.into())],
         ..SyntheticModel::tiny("qwen2")
     };
     let model = TestModel::write(&both).load(vec![cpu()], "");
-    assert!(model.spec().sees_later());
+    assert!(model.spec().is_bidirectional());
     let text = tokens(20);
     let mut changed = text.clone();
     changed[19] += 1;
@@ -346,7 +346,7 @@ fn a_causal_architecture_can_be_told_to_look_at_both_sides() {
 }
 
 #[test]
-fn convolutions_on_both_sides_see_their_own_text_only() {
+fn bidirectional_convolutions_stay_within_their_text() {
     let both = SyntheticModel {
         extra: vec![("attention.causal", false.into())],
         ..SyntheticModel::tiny("lfm2")
@@ -381,7 +381,7 @@ fn convolutions_on_both_sides_see_their_own_text_only() {
 }
 
 #[test]
-fn weights_of_encoders_can_be_quantized_but_for_what_is_added_to_every_token() {
+fn encoder_weights_quantize_except_per_token_additions() {
     for name in ["bert", "nomic-bert-moe", "modern-bert", "gemma-embedding"] {
         let plain = SyntheticModel::tiny(name);
         let quantized = SyntheticModel {
@@ -420,7 +420,7 @@ fn weights_of_encoders_can_be_quantized_but_for_what_is_added_to_every_token() {
 
 /// Replaces any byte of a file's metadata by any other one.
 #[test]
-fn no_byte_of_a_file_makes_it_panic() {
+fn mutated_metadata_bytes_never_panic() {
     use samite_llm::ModelOptions;
     let mut rng = samite_text::Rng::new(5);
     for name in [
@@ -476,7 +476,7 @@ fn no_byte_of_a_file_makes_it_panic() {
 }
 
 #[test]
-fn logits_and_embeddings_come_together_and_the_output_can_change() {
+fn logits_accompany_embeddings_and_the_output_can_change() {
     let llama = model("llama");
     let text = tokens(23);
     let with = |output| ContextOptions {
@@ -529,7 +529,7 @@ fn logits_and_embeddings_come_together_and_the_output_can_change() {
 }
 
 #[test]
-fn a_batch_has_the_whole_context_whatever_the_batch_before_had() {
+fn each_batch_can_use_the_whole_context() {
     let model = model("llama");
     let mut context = context(&model, options(Pooling::Last));
     let mut count = |texts: &[Vec<u32>]| {

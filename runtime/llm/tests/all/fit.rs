@@ -48,7 +48,7 @@ fn load(file: &TestModel, devices: &[Arc<dyn Device>]) -> (Fit, Context) {
 }
 
 #[test]
-fn what_is_planned_is_what_is_taken() {
+fn planned_memory_matches_allocated_memory() {
     for architecture in ARCHITECTURES {
         let file = six_layers(architecture);
         let devices = [gpu("a", 1 << 30), gpu("b", 1 << 29), cpu()];
@@ -77,7 +77,7 @@ fn what_is_planned_is_what_is_taken() {
 }
 
 #[test]
-fn encoders_are_fitted_for_the_embeddings_that_they_give() {
+fn encoders_are_fitted_for_embedding_output() {
     for architecture in ["bert", "gemma-embedding"] {
         let file = six_layers(architecture);
         let devices = [gpu("a", 1 << 30), gpu("b", 1 << 29), cpu()];
@@ -98,7 +98,7 @@ fn encoders_are_fitted_for_the_embeddings_that_they_give() {
 }
 
 #[test]
-fn as_many_layers_as_fit_and_no_more() {
+fn the_maximum_number_of_layers_is_placed() {
     let file = six_layers("llama");
     let everything = {
         let (fit, _) = load(&file, &[gpu("a", 1 << 30), cpu()]);
@@ -139,7 +139,7 @@ fn as_many_layers_as_fit_and_no_more() {
 }
 
 #[test]
-fn a_device_without_room_leaves_its_layers_to_others() {
+fn layers_of_a_full_device_move_to_others() {
     let file = six_layers("qwen2");
     // In proportion, b would get layers, but its needs besides layers do not fit.
     let devices = [gpu("a", 1 << 30), gpu("b", 1 << 12), cpu()];
@@ -148,7 +148,7 @@ fn a_device_without_room_leaves_its_layers_to_others() {
 }
 
 #[test]
-fn who_says_where_layers_go_is_obeyed() {
+fn explicit_layer_rules_override_fitting() {
     let file = six_layers("llama");
     let devices = [gpu("a", 1 << 30), cpu()];
     for rules in [
@@ -237,7 +237,7 @@ fn a_context_is_planned_from_the_header() {
 }
 
 #[test]
-fn the_longest_context_is_what_fits_into_free_memory() {
+fn the_longest_context_fits_into_free_memory() {
     const MARGIN: usize = 1 << 20;
     let file = TestModel::write(&SyntheticModel {
         n_ctx_train: 1 << 17,

@@ -54,7 +54,7 @@ fn decode_given(context: &mut Context, rows: &[Vec<f32>], at_once: usize) -> Vec
 }
 
 #[test]
-fn rows_of_the_table_give_what_tokens_give() {
+fn embedding_table_rows_match_token_inputs() {
     for arch in ARCHITECTURES {
         let written = TestModel::write(&SyntheticModel {
             dtype: DType::F32,
@@ -69,8 +69,11 @@ fn rows_of_the_table_give_what_tokens_give() {
         let rows = rows_of(&written.path, &model, &ids);
         let mut context = Context::new(Arc::clone(&model), options(&model)).unwrap();
         let expected = decode(&mut context, &ids, 0, 0);
-        let sees_later = model.spec().sees_later();
-        for at_once in [20, 7, 1].into_iter().take(if sees_later { 1 } else { 3 }) {
+        let is_bidirectional = model.spec().is_bidirectional();
+        for at_once in [20, 7, 1]
+            .into_iter()
+            .take(if is_bidirectional { 1 } else { 3 })
+        {
             let mut context = Context::new(Arc::clone(&model), options(&model)).unwrap();
             let found = decode_given(&mut context, &rows, at_once);
             let error = nmse(&found, &expected);
@@ -80,7 +83,7 @@ fn rows_of_the_table_give_what_tokens_give() {
 }
 
 #[test]
-fn tokens_and_embeddings_follow_each_other_in_a_sequence() {
+fn tokens_and_embeddings_can_alternate_in_a_sequence() {
     let written = TestModel::write(&SyntheticModel {
         dtype: DType::F32,
         ..SyntheticModel::tiny("llama")
@@ -118,7 +121,7 @@ fn tokens_and_embeddings_follow_each_other_in_a_sequence() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_changes_nothing() {
+fn invalid_inputs_are_refused_without_side_effects() {
     let written = TestModel::tiny("llama");
     let model = written.load(vec![cpu()], "");
     let width = model.spec().n_embd;

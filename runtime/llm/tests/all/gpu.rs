@@ -26,7 +26,11 @@ fn gpu(parameters: &str) -> Option<Arc<dyn Device>> {
 fn options_for(model: &Model, flash: bool) -> ContextOptions {
     ContextOptions {
         n_ctx: Some(64),
-        n_ubatch: if model.spec().sees_later() { 64 } else { 10 },
+        n_ubatch: if model.spec().is_bidirectional() {
+            64
+        } else {
+            10
+        },
         n_logits: Some(64),
         output: output_of(model),
         flash,
@@ -44,7 +48,7 @@ fn decode_all(
     let model = file.load(devices, rules);
     let mut context = Context::new(Arc::clone(&model), options_for(&model, flash)).unwrap();
     let tokens: Vec<u32> = (0..N_TOKENS as u32).map(|i| (i * 37 + 11) % 320).collect();
-    if model.spec().sees_later() {
+    if model.spec().is_bidirectional() {
         return decode(&mut context, &tokens, 0, 0);
     }
     let mut rows = decode(&mut context, &tokens[..20], 0, 0);
@@ -55,7 +59,7 @@ fn decode_all(
 }
 
 #[test]
-fn every_architecture_gives_what_the_cpu_gives() {
+fn every_architecture_matches_the_cpu() {
     let Some(gpu) = gpu("") else { return };
     for arch in ARCHITECTURES {
         let name = arch.name;
@@ -81,7 +85,7 @@ fn every_architecture_gives_what_the_cpu_gives() {
 /// reference, and match the CPU, which rounds activations to 8 bits, as well as other types with
 /// few bits do.
 #[test]
-fn models_of_iq_types_give_what_the_reference_gives() {
+fn iq_type_models_match_the_reference() {
     let Some(gpu) = gpu("") else { return };
     let errors = |architecture, dtype| {
         let file = TestModel::write(&SyntheticModel {
@@ -110,7 +114,7 @@ fn models_of_iq_types_give_what_the_reference_gives() {
 
 /// The QK-norm is fused into the launch that rotates heads and writes to the caches.
 #[test]
-fn norms_of_heads_are_no_launches() {
+fn qk_norms_need_no_extra_launch() {
     let Some(gpu) = gpu("") else { return };
     let own = gpu.as_any().downcast_ref::<WgpuDevice>().unwrap();
     let launches = |name: &'static str| {
@@ -124,7 +128,7 @@ fn norms_of_heads_are_no_launches() {
 
 /// Norms of values come before keys, so that rotations and writes are still one launch with them.
 #[test]
-fn norms_of_values_stand_apart() {
+fn value_norms_do_not_prevent_fusion() {
     let Some(gpu) = gpu("") else { return };
     let own = gpu.as_any().downcast_ref::<WgpuDevice>().unwrap();
     let launches = |n_layer| {
@@ -141,7 +145,7 @@ fn norms_of_values_stand_apart() {
 
 /// Quantized caches are written by the launch that rotates keys, like others.
 #[test]
-fn caches_in_blocks_are_no_launches() {
+fn quantized_cache_writes_need_no_extra_launch() {
     let Some(gpu) = gpu("") else { return };
     let own = gpu.as_any().downcast_ref::<WgpuDevice>().unwrap();
     for architecture in ["llama", "qwen3", "gemma4"] {
@@ -177,7 +181,7 @@ fn caches_in_blocks_are_no_launches() {
 }
 
 #[test]
-fn runs_overlap_and_limits_are_small() {
+fn pipelined_runs_and_small_limits_keep_results() {
     for parameters in ["", "subgroups=off,binding=64KiB", "overlaps=off"] {
         let Some(gpu) = gpu(parameters) else { return };
         let file = TestModel::tiny("llama");
@@ -205,7 +209,7 @@ fn runs_overlap_and_limits_are_small() {
 
 /// A lost device is an error for the context that uses it, and for no others.
 #[test]
-fn a_lost_gpu_is_an_error_and_others_go_on() {
+fn a_lost_gpu_is_an_error_only_for_its_context() {
     let Some(gpu) = gpu("") else { return };
     let file = TestModel::tiny("llama");
     let mut context = context(&file.load(vec![Arc::clone(&gpu)], ""), precise());
@@ -230,7 +234,7 @@ fn a_lost_gpu_is_an_error_and_others_go_on() {
 
 /// With several sequences, the top tokens of each match its own logits.
 #[test]
-fn each_sequence_has_its_likeliest_tokens() {
+fn each_sequence_gets_its_own_top_k_tokens() {
     let Some(gpu) = gpu("selection=on") else {
         return;
     };
@@ -244,7 +248,7 @@ fn each_sequence_has_its_likeliest_tokens() {
     let model = file.load(vec![gpu], "");
     let mut context = Context::new(model, options).unwrap();
     for (count, wanted) in [(1, [true; 5]), (4, [false, true, true, false, true])] {
-        context.set_likeliest(Some(count)).unwrap();
+        context.set_device_top_k(Some(count)).unwrap();
         context.clear().unwrap();
         let mut batch = samite_llm::Batch::new();
         for (token, (sequence, position)) in
@@ -255,7 +259,7 @@ fn each_sequence_has_its_likeliest_tokens() {
         context.decode(&batch).unwrap();
         assert_eq!(context.logits(1), None);
         let chosen: Vec<Vec<(u32, f32)>> = (0..5)
-            .map(|index| context.likeliest(index).unwrap_or_default().to_vec())
+            .map(|index| context.device_top_k(index).unwrap_or_default().to_vec())
             .collect();
         for (index, chosen) in chosen.iter().enumerate() {
             assert_eq!(!chosen.is_empty(), wanted[index], "{index}");
@@ -277,7 +281,7 @@ fn each_sequence_has_its_likeliest_tokens() {
 
 /// Samplers choose the same tokens whether all logits are read or the device selects the top-k.
 #[test]
-fn the_likeliest_tokens_are_chosen_on_the_device() {
+fn top_k_on_the_device_does_not_change_sampling() {
     let Some(choosing) = gpu("selection=on") else {
         return;
     };
@@ -317,7 +321,7 @@ fn the_likeliest_tokens_are_chosen_on_the_device() {
             all.extend(written.unwrap().tokens);
         }
         // After the only token of the last batch, which was a generated one.
-        let chosen = session.context().likeliest(0).map(<[_]>::len);
+        let chosen = session.context().device_top_k(0).map(<[_]>::len);
         // Later decodes by other code return logits.
         let context = session.context_mut();
         context.clear().unwrap();

@@ -93,7 +93,7 @@ fn agree(ours: &ImportanceMatrix, theirs: &ImportanceMatrix, most: f32) {
 }
 
 #[test]
-fn dense_models_are_measured_as_by_llama_cpp() {
+fn dense_importance_matches_llama_cpp() {
     let theirs = ImportanceMatrix::read(&fixture("dense.gguf")).unwrap();
     assert_eq!(theirs.chunks(), 8);
     assert_eq!(theirs.datasets(), ["text.txt"]);
@@ -121,7 +121,7 @@ fn dense_models_are_measured_as_by_llama_cpp() {
 }
 
 #[test]
-fn experts_are_measured_as_by_llama_cpp() {
+fn expert_importance_matches_llama_cpp() {
     let theirs = ImportanceMatrix::read(&fixture("experts.gguf")).unwrap();
     let (ours, _) = measure("qwen3moe", vec![reference("a")], "", false);
     agree(&ours, &theirs, 5e-4);
@@ -135,7 +135,7 @@ fn experts_are_measured_as_by_llama_cpp() {
 }
 
 #[test]
-fn matrices_of_heads_are_told_apart() {
+fn each_head_has_its_own_importance() {
     let (matrix, _) = measure("deepseek2", vec![reference("a")], "", false);
     let importance = matrix.importance("blk.1.attn_k_b.weight").unwrap();
     let heads: Vec<_> = importance.chunks(8).collect();
@@ -147,7 +147,7 @@ fn matrices_of_heads_are_told_apart() {
 }
 
 #[test]
-fn files_are_read_as_they_were_written() {
+fn importance_files_round_trip() {
     let read = ImportanceMatrix::read(&fixture("experts.gguf")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("again.gguf");
@@ -182,7 +182,7 @@ fn files_are_read_as_they_were_written() {
 }
 
 #[test]
-fn matrices_of_the_same_model_are_merged() {
+fn importance_matrices_can_be_merged() {
     let one = ImportanceMatrix::read(&fixture("dense.gguf")).unwrap();
     let mut two = ImportanceMatrix::new(CHUNK as u32);
     for _ in 0..2 {
@@ -257,7 +257,7 @@ fn write(path: &Path, sums: &[f32], counts: &[f32]) {
 }
 
 #[test]
-fn experts_that_were_never_chosen_count_the_same_everywhere() {
+fn unseen_experts_get_uniform_importance() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("matrix.gguf");
     write(&path, &[4.0, 8.0, 0.0, 0.0], &[4.0, 0.0]);
@@ -344,7 +344,7 @@ fn damaged_files_are_refused() {
 }
 
 #[test]
-fn nonsense_of_the_model_is_an_error_that_names_the_weight() {
+fn non_finite_activations_are_an_error_that_names_the_weight() {
     // A norm that is NaN corrupts everything after it.
     let model = TestModel::tiny("llama");
     let file = GgufFile::open(&model.path, LoadMode::Read).unwrap();

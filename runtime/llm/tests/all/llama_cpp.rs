@@ -110,17 +110,17 @@ fn compare(device: &Arc<dyn Device>, flash: bool) {
 }
 
 #[test]
-fn the_reference_computes_what_llama_cpp_does() {
+fn the_reference_matches_llama_cpp() {
     compare(&reference("ref"), false);
 }
 
 #[test]
-fn the_cpu_computes_what_llama_cpp_does() {
+fn the_cpu_matches_llama_cpp() {
     compare(&cpu(), false);
 }
 
 #[test]
-fn flash_attention_computes_what_llama_cpp_does() {
+fn flash_attention_matches_llama_cpp() {
     compare(&cpu(), true);
 }
 
@@ -168,7 +168,7 @@ fn embeddings(
 }
 
 #[test]
-fn embeddings_are_those_of_llama_cpp() {
+fn embeddings_match_llama_cpp() {
     let mut wrong = Vec::new();
     for known in known_embeddings() {
         // These models have exact GELU, and llama.cpp uses an approximation.
@@ -201,7 +201,7 @@ fn embeddings_are_those_of_llama_cpp() {
 
 /// The models' own code uses exact GELU, and has more digits.
 #[test]
-fn embeddings_are_those_of_transformers() {
+fn embeddings_match_transformers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/transformers");
     let names = files_in(&folder);
     assert_eq!(names.len(), 10);
@@ -222,7 +222,7 @@ fn embeddings_are_those_of_transformers() {
 
 /// The models' own code computed the logits after the last tokens.
 #[test]
-fn logits_are_those_of_transformers() {
+fn logits_match_transformers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/transformers/logits");
     let mut names: Vec<_> = known_decoders().iter().map(|(name, _)| *name).collect();
     names.sort_unstable();

@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use samite_core::{
-    Buffer, BufferType, CancelToken, DType, Delegate, Delegating, Device, Error as CoreError, Node,
-    Placed, Prepared, Result, RunControl, Stream, Support, TensorInfo, Usage,
+    Buffer, BufferType, CancelToken, DType, Device, DeviceWrapper, Error as CoreError, Node,
+    PlacedGraph, Prepared, Result, RunControl, Stream, Support, TensorInfo, Usage, WrappedDevice,
 };
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_llm::{
@@ -39,7 +39,7 @@ struct Faulty {
     fault: Fault,
 }
 
-impl Delegate for Faulty {
+impl DeviceWrapper for Faulty {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.inner
     }
@@ -62,7 +62,7 @@ impl Stream for FaultyStream {
         self.inner.device()
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         self.inner.prepare(work)
     }
 
@@ -97,7 +97,7 @@ impl Stream for FaultyStream {
 fn disturbed(event: impl Fn(&CancelToken) -> Event, is_right: impl Fn(&Error) -> bool) {
     let file = TestModel::write(&SyntheticModel::tiny("llama"));
     let fault = Fault::default();
-    let faulty = Delegating::device(Faulty {
+    let faulty = WrappedDevice::device(Faulty {
         inner: cpu_named("cpu1"),
         fault: Arc::clone(&fault),
     });
@@ -145,7 +145,7 @@ fn disturbed(event: impl Fn(&CancelToken) -> Event, is_right: impl Fn(&Error) ->
 }
 
 #[test]
-fn a_member_that_fails_is_named_and_the_context_goes_on() {
+fn a_failed_member_is_named_and_the_context_stays_usable() {
     disturbed(
         |_| Event::Fails,
         |error| error.to_string().contains("cpu1") && error.to_string().contains("it breaks"),
@@ -153,7 +153,7 @@ fn a_member_that_fails_is_named_and_the_context_goes_on() {
 }
 
 #[test]
-fn a_run_that_is_cancelled_in_the_middle_leaves_the_context_usable() {
+fn cancelling_a_run_leaves_the_context_usable() {
     disturbed(
         |token| Event::Cancels(token.clone()),
         |error| matches!(error, Error::Core(CoreError::Cancelled)),
@@ -216,7 +216,7 @@ impl Counted {
     }
 }
 
-impl Delegate for Counted {
+impl DeviceWrapper for Counted {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.inner
     }
@@ -232,7 +232,7 @@ impl Delegate for Counted {
 }
 
 #[test]
-fn each_member_takes_the_memory_of_the_plan() {
+fn each_member_allocates_the_planned_memory() {
     for (architecture, dtype, ratios) in [
         ("llama", DType::F32, vec![1.0, 1.0]),
         ("llama", DType::Q8_0, vec![3.0, 1.0]),
@@ -250,7 +250,7 @@ fn each_member_takes_the_memory_of_the_plan() {
         });
         let counts: Vec<Arc<AtomicUsize>> = ratios.iter().map(|_| Arc::default()).collect();
         let members = counts.iter().enumerate().map(|(number, bytes)| {
-            Delegating::device(Counted {
+            WrappedDevice::device(Counted {
                 inner: cpu_named(&format!("cpu{number}")),
                 bytes: Arc::clone(bytes),
             })

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use samite_core::environment::{File, Files};
-use samite_core::{Buffer, DType, Delegate, Delegating, Device, HostMemory, Role, Usage};
+use samite_core::{Buffer, DType, Device, DeviceWrapper, HostMemory, Role, Usage, WrappedDevice};
 use samite_gguf::{GgufFile, LoadMode, Metadata, TensorSpec, Value, Writer};
 use samite_llm::{Model, ModelOptions, ModelPlan, PlacementRule, SyntheticModel};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
@@ -71,7 +71,7 @@ impl File for Disk {
 }
 
 #[test]
-fn a_disk_that_breaks_at_any_read_is_an_error() {
+fn disk_errors_at_any_read_are_reported() {
     let file = TestModel::tiny("llama");
     let content = Arc::new(std::fs::read(&file.path).unwrap());
     let load = |reads: usize| {
@@ -109,7 +109,7 @@ fn refused(
 }
 
 #[test]
-fn metadata_that_cannot_be_is_refused() {
+fn impossible_metadata_is_refused() {
     let cases: &[(&str, Value, &str)] = &[
         ("general.architecture", "abacus".into(), "is not supported"),
         ("llama.block_count", 0u32.into(), "is 0"),
@@ -172,7 +172,7 @@ fn metadata_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_refused() {
+fn mismatched_tensors_are_refused() {
     let keep = |_: &mut Metadata| {};
     let message = refused(keep, |_| None, "blk.1.ffn_norm.weight");
     assert!(
@@ -206,7 +206,7 @@ fn tensors_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn a_plan_needs_no_weights_and_is_what_is_loaded() {
+fn a_plan_needs_no_weights_and_matches_the_loaded_model() {
     let file = TestModel::write(&SyntheticModel {
         tied: true,
         ..SyntheticModel::tiny("llama")
@@ -263,7 +263,7 @@ fn mapped_weights_are_used_in_place() {
 }
 
 #[test]
-fn tables_that_are_only_looked_up_are_not_repacked() {
+fn lookup_tables_are_not_repacked() {
     for tied in [false, true] {
         let file = TestModel::write(&SyntheticModel {
             dtype: DType::Q8_0,
@@ -296,7 +296,7 @@ fn tables_that_are_only_looked_up_are_not_repacked() {
 }
 
 #[test]
-fn a_token_costs_what_it_is_multiplied_with() {
+fn token_cost_counts_the_multiplied_weights() {
     let cost = |model: SyntheticModel| {
         let file = TestModel::write(&model);
         let gguf = GgufFile::open(&file.path, LoadMode::Read).unwrap();
@@ -340,7 +340,7 @@ fn a_token_costs_what_it_is_multiplied_with() {
 }
 
 #[test]
-fn rules_that_do_not_apply_are_refused() {
+fn rules_without_a_match_are_refused() {
     let file = TestModel::tiny("llama");
     let load = |rules: &str| {
         let options = ModelOptions {
@@ -365,7 +365,7 @@ fn rules_that_do_not_apply_are_refused() {
 }
 
 #[test]
-fn every_way_of_loading_gives_the_same() {
+fn all_load_modes_give_the_same_results() {
     let file = TestModel::tiny("qwen2");
     let run = |load_mode, repack| {
         let done = Arc::new(AtomicU64::new(0));
@@ -405,7 +405,7 @@ fn locked_by_this_process() -> usize {
 /// The only test here that locks memory, because the number applies to the whole process.
 #[cfg(target_os = "linux")]
 #[test]
-fn what_is_computed_with_is_locked() {
+fn weights_in_use_are_locked_in_memory() {
     const SLACK: usize = 64 << 10; // Pages at the ends.
     let file = TestModel::write(&SyntheticModel {
         dtype: DType::Q8_0,
@@ -495,7 +495,7 @@ fn loading_can_be_cancelled() {
 /// A device that reports that it can import host memory, but fails.
 struct NoImport(Arc<dyn Device>);
 
-impl Delegate for NoImport {
+impl DeviceWrapper for NoImport {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.0
     }
@@ -509,7 +509,7 @@ impl Delegate for NoImport {
 }
 
 #[test]
-fn what_cannot_be_imported_is_copied() {
+fn weights_that_cannot_be_imported_are_copied() {
     let file = TestModel::tiny("llama");
     let importing = |alignment| -> Arc<dyn Device> {
         ReferenceDevice::new(ReferenceOptions {
@@ -519,7 +519,7 @@ fn what_cannot_be_imported_is_copied() {
             ..ReferenceOptions::named("ref")
         })
     };
-    let refusing = Delegating::device(NoImport(importing(1)));
+    let refusing = WrappedDevice::device(NoImport(importing(1)));
     let mut results = Vec::new();
     for (device, copies) in [
         (importing(1), false),
@@ -539,7 +539,7 @@ fn what_cannot_be_imported_is_copied() {
 }
 
 #[test]
-fn memory_is_told_what_weights_are_for() {
+fn weights_have_the_expected_roles() {
     let file = TestModel::tiny("llama");
     let model = file.load(vec![reference("a"), cpu()], "layers=1:cpu");
     let role = |name: &str| model.weights().get(name).unwrap().role();

@@ -34,12 +34,12 @@ impl File for Disk {
 }
 
 /// The parts of a file.
-struct Parts {
+struct GraphContext {
     metadata: Metadata,
     tensors: Vec<(TensorSpec, Vec<u8>)>,
 }
 
-impl Parts {
+impl GraphContext {
     fn read(path: &Path) -> Self {
         let file = GgufFile::open(path, LoadMode::Read).unwrap();
         let tensors = file.tensors().iter().map(|info| {
@@ -47,7 +47,7 @@ impl Parts {
             file.read_tensor_into(info, &mut bytes).unwrap();
             (TensorSpec::from_info(info, info.dtype).unwrap(), bytes)
         });
-        Parts {
+        GraphContext {
             tensors: tensors.collect(),
             metadata: file.metadata().clone(),
         }
@@ -118,13 +118,13 @@ fn try_out(bytes: Vec<u8>, what: &str) -> bool {
 }
 
 #[test]
-fn one_wrong_thing_is_an_error_or_makes_another_model() {
+fn single_mutations_are_errors_or_loadable_models() {
     let all_of_them = std::env::var_os("SAMITE_TEST_ALL_MUTATIONS").is_some();
     let (mut refused, mut all) = (0, 0);
     for (number, architecture) in ARCHITECTURES.iter().enumerate() {
         let name = architecture.name;
         let file = TestModel::tiny(name);
-        let parts = Parts::read(&file.path);
+        let parts = GraphContext::read(&file.path);
         assert!(try_out(parts.encode(&parts.metadata, None), name));
         let mut count = |works: bool| {
             all += 1;

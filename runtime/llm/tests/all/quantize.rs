@@ -92,7 +92,7 @@ fn options<'a>(mixture: &str, cancel: &'a CancelToken) -> QuantizeOptions<'a> {
 }
 
 #[test]
-fn every_architecture_decodes_when_it_is_quantized() {
+fn every_architecture_decodes_after_quantization() {
     for arch in ARCHITECTURES {
         let file = TestModel::tiny(arch.name);
         let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
@@ -122,7 +122,7 @@ fn wide() -> TestModel {
 }
 
 #[test]
-fn what_is_nonsense_without_importance_is_refused() {
+fn types_that_need_importance_are_refused_without_it() {
     let file = TestModel::tiny("llama");
     let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
     let cancel = CancelToken::new();
@@ -157,7 +157,7 @@ fn what_is_nonsense_without_importance_is_refused() {
 }
 
 #[test]
-fn given_types_come_before_those_of_mixtures() {
+fn explicit_types_override_the_mixture() {
     let file = wide();
     let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
     let cancel = CancelToken::new();
@@ -190,17 +190,17 @@ fn given_types_come_before_those_of_mixtures() {
 }
 
 #[test]
-fn mixtures_choose_the_types_that_llama_cpp_chooses() {
+fn mixture_types_match_llama_cpp() {
     agrees(|model| !has_experts(model) && has_whole_blocks(model));
 }
 
 #[test]
-fn mixtures_choose_the_types_of_experts_that_llama_cpp_chooses() {
+fn mixture_expert_types_match_llama_cpp() {
     agrees(has_experts);
 }
 
 #[test]
-fn mixtures_fall_back_to_the_types_that_llama_cpp_chooses() {
+fn mixture_fallback_types_match_llama_cpp() {
     agrees(|model| !has_whole_blocks(model));
 }
 

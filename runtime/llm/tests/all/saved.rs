@@ -31,11 +31,11 @@ fn fill(context: &mut Context, sequence: u32, from: usize, to: usize) {
 }
 
 #[test]
-fn every_architecture_goes_on_from_a_file() {
+fn every_architecture_continues_from_a_saved_sequence() {
     let folder = tempfile::tempdir().unwrap();
     for architecture in ARCHITECTURES {
         let model = TestModel::tiny(architecture.name).load(vec![cpu()], "");
-        if model.spec().sees_later() {
+        if model.spec().is_bidirectional() {
             continue;
         }
         // Learned positions are limited.
@@ -80,7 +80,7 @@ fn every_architecture_goes_on_from_a_file() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_changes_nothing() {
+fn invalid_inputs_are_refused_without_side_effects() {
     let file = TestModel::tiny("gemma3");
     let model = file.load(vec![cpu()], "");
     let other = TestModel::write(&SyntheticModel {
@@ -182,7 +182,7 @@ fn damaged_files_are_refused() {
 }
 
 #[test]
-fn moved_keys_are_saved_where_they_are() {
+fn shifted_keys_are_saved_at_their_positions() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let mut before = context(&model, options(DType::F32, false));
     fill(&mut before, 0, 0, 60);

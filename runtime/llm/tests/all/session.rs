@@ -44,7 +44,7 @@ fn some(max_tokens: usize) -> GenerateOptions {
 }
 
 #[test]
-fn a_saved_session_goes_on_in_another_one() {
+fn a_saved_session_continues_in_another_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let model = TestModel::tiny("qwen3").load(vec![cpu()], "");
@@ -73,7 +73,7 @@ fn a_saved_session_goes_on_in_another_one() {
 }
 
 #[test]
-fn greedy_text_is_what_decoding_step_by_step_gives() {
+fn greedy_text_matches_step_by_step_decoding() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let prompt = tokens(5);
     let (text, generation) = generate(&mut session(&model, 64), &prompt, &some(12));
@@ -100,7 +100,7 @@ fn greedy_text_is_what_decoding_step_by_step_gives() {
 }
 
 #[test]
-fn a_prompt_that_goes_on_reuses_what_is_there() {
+fn an_extended_prompt_reuses_the_cached_prefix() {
     let model = TestModel::tiny("qwen3").load(vec![cpu()], "");
     let mut session = session(&model, 64);
     let (_, first) = generate(&mut session, &tokens(10), &some(4));
@@ -144,7 +144,7 @@ fn prefill_of_several_micro_batches_is_reported() {
 }
 
 #[test]
-fn ends_are_told() {
+fn finish_reasons_are_reported() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let prompt = tokens(5);
     let (text, whole) = generate(&mut session(&model, 64), &prompt, &some(20));
@@ -250,7 +250,7 @@ impl Constraint for Counting {
 }
 
 #[test]
-fn a_text_keeps_to_a_constraint_and_ends_with_it() {
+fn generation_obeys_a_constraint_and_ends_with_it() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let mut session = session(&model, 64);
     let mut sampler = Sampler::new(SamplerParams::default()).unwrap();
@@ -283,7 +283,7 @@ fn a_text_keeps_to_a_constraint_and_ends_with_it() {
 }
 
 #[test]
-fn a_sequence_that_somebody_else_changed_is_not_reused() {
+fn an_externally_changed_sequence_is_not_reused() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let (_, expected) = generate(&mut session(&model, 64), &tokens(12), &some(6));
     let changes: [fn(&mut Context) -> samite_llm::Result<()>; 6] = [
@@ -318,7 +318,7 @@ fn a_sequence_that_somebody_else_changed_is_not_reused() {
 }
 
 #[test]
-fn changes_in_the_middle_of_a_text_are_noticed() {
+fn external_changes_during_generation_are_detected() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let (_, expected) = generate(&mut session(&model, 64), &tokens(12), &some(6));
     let mut session = session(&model, 64);
@@ -344,7 +344,7 @@ fn changes_in_the_middle_of_a_text_are_noticed() {
 }
 
 #[test]
-fn what_failed_changed_nothing() {
+fn a_failed_generation_changes_nothing() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let cancel = samite_core::CancelToken::new();
     let options = ContextOptions {
@@ -367,7 +367,7 @@ fn what_failed_changed_nothing() {
 }
 
 #[test]
-fn a_full_context_forgets_the_older_half_of_what_is_not_kept() {
+fn a_full_context_discards_the_older_half() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     for keep in [0, 1, 3] {
         let n_ctx = 10;
@@ -421,7 +421,7 @@ fn a_full_context_forgets_the_older_half_of_what_is_not_kept() {
 }
 
 #[test]
-fn control_tokens_are_shown_where_somebody_looks_for_them() {
+fn control_tokens_are_shown_only_if_requested() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let text = |shown: Vec<u32>| {
         let params = SamplerParams {
@@ -444,7 +444,7 @@ fn control_tokens_are_shown_where_somebody_looks_for_them() {
 }
 
 #[test]
-fn prompts_that_cannot_be_are_refused() {
+fn invalid_prompts_are_refused() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let mut session = session(&model, 16);
     let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
@@ -514,7 +514,7 @@ fn stories() -> Option<PathBuf> {
 }
 
 #[test]
-fn a_real_model_tells_its_story() {
+fn a_real_model_generates_the_expected_story() {
     const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. She said, \"I want to play with your ball, but I can'";
     let Some(path) = stories() else {
         samite_testing::skipped("SAMITE_TEST_MODELS does not name a folder with stories260K.gguf");
@@ -555,7 +555,7 @@ fn resume(session: &mut Session, sampler: &mut Sampler, count: usize) -> (Vec<u3
 }
 
 #[test]
-fn a_text_that_stopped_goes_on_as_if_it_had_not() {
+fn a_stopped_generation_resumes_exactly() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let model = TestModel::tiny("qwen3").load(vec![cpu()], "");
@@ -607,7 +607,7 @@ fn a_text_that_stopped_goes_on_as_if_it_had_not() {
 }
 
 #[test]
-fn a_text_that_goes_on_keeps_to_what_it_kept_to() {
+fn a_resumed_generation_keeps_its_constraint() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let mut session = session(&model, 64);
     let mut sampler = Sampler::new(SamplerParams::default()).unwrap();
@@ -634,7 +634,7 @@ fn a_text_that_goes_on_keeps_to_what_it_kept_to() {
 }
 
 #[test]
-fn only_a_text_that_is_there_goes_on() {
+fn only_an_existing_generation_can_be_resumed() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let mut session = session(&model, 64);
     let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
@@ -683,7 +683,7 @@ fn only_a_text_that_is_there_goes_on() {
 /// A prompt that differs from the text before its end, like that of a conversation whose answer is
 /// formatted differently. The common prefix is not computed again, for any kind of cache.
 #[test]
-fn a_beginning_is_reused_whatever_is_kept_of_it() {
+fn a_common_prefix_is_reused_for_every_cache_kind() {
     for (architecture, has_state) in [
         ("llama", false),
         ("gemma3", false),
@@ -745,7 +745,7 @@ fn losing(file: &TestModel, plan: &Arc<FaultPlan>) -> (Session, Arc<AtomicUsize>
 }
 
 #[test]
-fn a_text_goes_on_in_another_context_when_a_device_is_lost() {
+fn generation_continues_in_another_context_after_a_device_loss() {
     for architecture in ["llama", "lfm2"] {
         let file = TestModel::tiny(architecture);
         let params = SamplerParams {

@@ -103,7 +103,7 @@ fn of_groups(name: &str, model: SyntheticModel) -> SyntheticModel {
 }
 
 #[test]
-fn one_member_computes_the_same_bits_as_the_device_alone() {
+fn one_member_matches_the_plain_device_bit_for_bit() {
     for dtype in [DType::F32, DType::Q4_0] {
         for (name, model) in models(dtype) {
             let file = TestModel::write(&model);
@@ -115,7 +115,7 @@ fn one_member_computes_the_same_bits_as_the_device_alone() {
 }
 
 #[test]
-fn every_division_into_units_agrees_with_one_device() {
+fn every_unit_split_matches_one_device() {
     for (name, model) in models(DType::F32) {
         let file = TestModel::write(&model);
         let alone = logits(&load(&file, cpus(1)), precise());
@@ -137,7 +137,7 @@ fn every_division_into_units_agrees_with_one_device() {
 /// cases, an activation gets another 8-bit code, and the error is up to 4e-5. Which cases these are
 /// depends on the instruction set.
 #[test]
-fn quantized_models_agree_with_one_device() {
+fn split_quantized_models_match_one_device() {
     let (mut near, mut all) = (0, 0);
     for dtype in [DType::Q4_0, DType::Q8_0] {
         for (name, model) in models(dtype) {
@@ -163,7 +163,7 @@ fn quantized_models_agree_with_one_device() {
 }
 
 #[test]
-fn attention_in_steps_adapts_too() {
+fn split_unfused_attention_matches_one_device() {
     for (name, model) in models(DType::F32) {
         let file = TestModel::write(&model);
         let options = ContextOptions {
@@ -178,7 +178,7 @@ fn attention_in_steps_adapts_too() {
 }
 
 #[test]
-fn a_run_gives_the_same_bits_every_time() {
+fn repeated_runs_are_bit_identical() {
     let file = TestModel::write(&of_units("llama", DType::Q4_0));
     let model = load(&file, vec![meta(cpus(3), None)]);
     let first = logits(&model, precise());
@@ -242,7 +242,7 @@ fn processes_compute_the_same_bits_as_threads() {
 }
 
 #[test]
-fn processes_with_other_graphs_find_out_before_they_wait() {
+fn processes_with_different_graphs_fail_before_waiting() {
     let [one, other] = [256, 512].map(|n_ff| {
         TestModel::write(&SyntheticModel {
             n_ff,
@@ -266,7 +266,7 @@ fn processes_with_other_graphs_find_out_before_they_wait() {
 
 /// A member must not write an early result to memory where others have already written later ones.
 #[test]
-fn a_prompt_of_which_one_token_has_logits_is_right_every_time() {
+fn a_split_prompt_with_one_logits_row_is_always_correct() {
     let file = TestModel::write(&of_units("llama", DType::F32));
     let last = |model: &Arc<Model>| {
         let mut context = context(model, precise());
@@ -305,7 +305,7 @@ fn members_of_different_kinds_work_together() {
 }
 
 #[test]
-fn blocks_end_with_one_sum_each() {
+fn each_block_ends_with_one_all_reduce() {
     for (name, model) in models(DType::F32) {
         let file = TestModel::write(&model);
         let device = meta(cpus(2), None);
@@ -326,7 +326,7 @@ fn blocks_end_with_one_sum_each() {
 }
 
 #[test]
-fn every_architecture_can_be_divided() {
+fn every_architecture_can_be_split() {
     let mut wrong = Vec::new();
     for architecture in samite_llm::arch::ARCHITECTURES {
         let file = TestModel::write(&SyntheticModel::tiny(architecture.name));

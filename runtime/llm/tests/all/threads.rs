@@ -2,7 +2,8 @@
 
 use super::common::*;
 use samite_core::{
-    Delegate, Delegating, Device, Placed, Prepared, Result, RunControl, Stream, TensorRef,
+    Device, DeviceWrapper, PlacedGraph, Prepared, Result, RunControl, Stream, TensorRef,
+    WrappedDevice,
 };
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_llm::{Context, ContextOptions, Model, SyntheticModel};
@@ -40,8 +41,8 @@ fn write(context: &mut Context, seed: usize) -> Vec<Vec<f32>> {
     let mut all = decode(context, prompt, 0, 0);
     for position in prompt.len()..prompt.len() + 12 {
         let last = all.last().unwrap();
-        let likeliest = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b]));
-        let token = likeliest.unwrap() as u32;
+        let device_top_k = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b]));
+        let token = device_top_k.unwrap() as u32;
         all.extend(decode(context, &[token], position as i32, 0));
     }
     all
@@ -80,7 +81,7 @@ fn write_alone_and_together(models: Vec<Arc<Model>>) {
 }
 
 #[test]
-fn two_contexts_of_one_model_decode_at_the_same_time_as_alone() {
+fn concurrent_contexts_of_one_model_decode_as_alone() {
     for architecture in ["llama", "qwen3moe"] {
         let file = model(architecture, 1);
         let model = file.load(vec![device("cpu")], "");
@@ -89,7 +90,7 @@ fn two_contexts_of_one_model_decode_at_the_same_time_as_alone() {
 }
 
 #[test]
-fn two_models_on_one_device_decode_at_the_same_time_as_alone() {
+fn concurrent_models_on_one_device_decode_as_alone() {
     let (first, second) = (model("llama", 1), model("qwen2", 2));
     let shared = device("cpu");
     write_alone_and_together(vec![
@@ -99,7 +100,7 @@ fn two_models_on_one_device_decode_at_the_same_time_as_alone() {
 }
 
 #[test]
-fn two_models_on_devices_of_their_own_decode_at_the_same_time_as_alone() {
+fn concurrent_models_on_separate_devices_decode_as_alone() {
     let (first, second) = (model("llama", 1), model("qwen2", 2));
     write_alone_and_together(vec![
         first.load(vec![device("cpu")], ""),
@@ -113,7 +114,7 @@ struct Recorder {
     runs: Arc<Mutex<Vec<Option<usize>>>>,
 }
 
-impl Delegate for Recorder {
+impl DeviceWrapper for Recorder {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.inner
     }
@@ -138,7 +139,7 @@ impl Stream for RecorderStream {
         self.inner.device()
     }
 
-    fn prepare(&mut self, work: Placed<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         self.inner.prepare(work)
     }
 
@@ -162,10 +163,10 @@ impl Stream for RecorderStream {
 }
 
 #[test]
-fn prompts_and_single_tokens_use_their_numbers_of_threads_and_results_stay_the_same() {
+fn prefill_and_decode_use_their_own_thread_counts() {
     let file = model("llama", 1);
     let runs = Arc::new(Mutex::new(Vec::new()));
-    let recorder = Delegating::device(Recorder {
+    let recorder = WrappedDevice::device(Recorder {
         inner: device("cpu"),
         runs: Arc::clone(&runs),
     });
@@ -196,7 +197,7 @@ fn prompts_and_single_tokens_use_their_numbers_of_threads_and_results_stay_the_s
 }
 
 #[test]
-fn no_threads_at_all_are_an_error() {
+fn a_thread_count_of_zero_is_an_error() {
     let model = model("llama", 1).load(vec![device("cpu")], "");
     for options in [
         ContextOptions {

@@ -6,7 +6,7 @@ use samite_llm::SyntheticModel;
 use samite_quant::can_decode;
 
 #[test]
-fn models_of_every_type_compute_on_the_cpu_what_the_reference_computes() {
+fn cpu_results_match_the_reference_for_every_weight_type() {
     let mut count = 0;
     for dtype in DType::all().filter(|&dtype| can_decode(dtype)) {
         if [DType::F64, DType::Q8_1, DType::Q8_K].contains(&dtype) {

@@ -122,7 +122,7 @@ fn known_gaps(name: &str) -> &'static [u8] {
 }
 
 #[test]
-fn whole_vocabularies_pass_upstreams_tests() {
+fn complete_vocabularies_pass_the_upstream_tests() {
     let Some(folder) = std::env::var_os("SAMITE_TEST_VOCABULARIES") else {
         samite_testing::skipped(
             "SAMITE_TEST_VOCABULARIES does not name a folder with ggml-vocab-*.gguf",

@@ -40,7 +40,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 #[test]
-fn nodes_are_seen_by_name_and_change_nothing() {
+fn watching_nodes_by_name_changes_no_result() {
     let tokens = tokens(12);
     for architecture in ARCHITECTURES.into_iter().chain(["qwen3moe"]) {
         let file = TestModel::tiny(architecture);
@@ -85,7 +85,7 @@ fn nodes_are_seen_by_name_and_change_nothing() {
 }
 
 #[test]
-fn a_stop_by_the_watcher_is_no_cancellation_and_leaves_the_cache_as_it_was() {
+fn a_stop_by_the_watcher_leaves_the_cache_unchanged() {
     let file = TestModel::tiny("llama");
     let model = file.load(vec![reference("a")], "");
     let mut context = context(&model, precise());
@@ -109,7 +109,8 @@ fn a_stop_by_the_watcher_is_no_cancellation_and_leaves_the_cache_as_it_was() {
 
     // The watcher's own error is returned unchanged, and a cancellation as a cancellation.
     let names = || NodeNames::new(["*"]).unwrap();
-    let full = |_: &samite_llm::Seen<'_>| Err(samite_core::Error::invalid("the disk is full"));
+    let full =
+        |_: &samite_llm::WatchedResult<'_>| Err(samite_core::Error::invalid("the disk is full"));
     context.watch(Some(Watcher::of_names(names(), full)));
     context.remove(0, 4..).unwrap();
     let error = context.decode(&more).unwrap_err();

@@ -50,7 +50,7 @@ fn agree(contexts: &mut [Context; 2], sequence: u32, position: i32, count: usize
 }
 
 #[test]
-fn less_is_kept_and_the_same_is_computed() {
+fn windowed_caches_are_smaller_with_equal_results() {
     let mut tried = Vec::new();
     for architecture in ARCHITECTURES {
         let model = model(architecture.name);
@@ -59,7 +59,7 @@ fn less_is_kept_and_the_same_is_computed() {
             span.is_some_and(|span| span.size().is_some())
         };
         let spec = model.spec();
-        if spec.sees_later() || !spec.layers.iter().any(has_window) {
+        if spec.is_bidirectional() || !spec.layers.iter().any(has_window) {
             continue;
         }
         tried.push(architecture.name);
@@ -161,7 +161,7 @@ fn a_failed_batch_changes_nothing() {
 }
 
 #[test]
-fn nothing_is_apart_where_that_saves_nothing() {
+fn small_contexts_use_no_windowed_cache() {
     let file = TestModel::write(&SyntheticModel::tiny("gemma3"));
     let model = file.load(vec![cpu()], "");
     let small = |full_windows| ContextOptions {

@@ -46,7 +46,7 @@ impl Engine {
         let can_start = |&at: &usize| {
             let running = &self.queue[at];
             running.request.slot.is_none()
-                && !running.outbox.is_full()
+                && !running.event_queue.is_full()
                 && !self.is_computed_by_another(running)
         };
         let Some(next) = self.turns().into_iter().find(can_start) else {
@@ -85,7 +85,9 @@ impl Engine {
         for at in self.turns() {
             let running = &self.queue[at];
             // A request that could not continue anyway does not block others.
-            let slot = self.slot_for(running).filter(|_| !running.outbox.is_full());
+            let slot = self
+                .slot_for(running)
+                .filter(|_| !running.event_queue.is_full());
             let Some(slot) = slot else { continue };
             if !self.fits(running) {
                 // Later requests do not overtake it.
@@ -121,7 +123,7 @@ impl Engine {
         let mut waiting = self
             .queue
             .iter()
-            .filter(|one| !one.outbox.is_full())
+            .filter(|one| !one.event_queue.is_full())
             .peekable();
         let is_stuck = waiting.peek().is_some_and(|first| !self.fits(first));
         let mut wanted = waiting
@@ -174,7 +176,7 @@ impl Engine {
     /// Returns whether another request is computing a large part of this one's prefix.
     fn is_computed_by_another(&self, running: &Running) -> bool {
         let is_pinned = running.request.slot.is_some();
-        if !running.request.cache.reuse || self.context.keeps_states() || is_pinned {
+        if !running.request.cache.reuse || self.context.has_recurrent_states() || is_pinned {
             return false;
         }
         let others = self.active.iter().filter(|other| {
@@ -234,7 +236,7 @@ impl Engine {
                 self.totals.failed += 1;
                 self.forget_swapped(&mut running);
                 running.fail(FailureKind::Device, error.to_string(), now);
-                self.ended.push(running.outbox);
+                self.ended.push(running.event_queue);
             }
         }
     }
@@ -249,7 +251,7 @@ impl Engine {
         if self.options.deterministic {
             // The cells of a text are allocated as if it were the first one, and all other cells
             // are in their initial state.
-            self.forget_kept();
+            self.clear_prefix_cache();
             self.context.clear()?;
         }
         if let Some(saved) = running.swapped.take() {
@@ -320,7 +322,7 @@ impl Engine {
         miss: CacheMiss,
         slot: usize,
     ) -> Result<(Option<(usize, usize)>, CacheMiss)> {
-        let can_cut = self.context.can_take_back();
+        let can_cut = self.context.can_truncate();
         let (set, salt) = running.key;
         if self.disk.is_none() || salt != 0 || running.request.slot.is_some() {
             return Ok((None, miss));
@@ -329,7 +331,7 @@ impl Engine {
         let Some(disk) = self.disk.as_mut() else {
             return Ok((None, miss));
         };
-        let cannot = if self.context.keeps_states() {
+        let cannot = if self.context.has_recurrent_states() {
             MissCause::NoState
         } else {
             MissCause::Window
@@ -404,7 +406,7 @@ impl Engine {
     /// Makes `to` share the first `common` tokens of `from`.
     fn share(&mut self, from: usize, to: usize, common: usize) -> Result<()> {
         let end = i32::try_from(common).unwrap_or(i32::MAX);
-        let shared = if self.context.keeps_states() {
+        let shared = if self.context.has_recurrent_states() {
             self.context.copy(from, to, ..)
         } else {
             self.context.copy(from, to, 0..end)
@@ -428,13 +430,13 @@ impl Engine {
         else {
             return self.sequence(None, set);
         };
-        let keeps_states = self.context.keeps_states();
-        let can_cut = self.context.can_take_back();
+        let has_recurrent_states = self.context.has_recurrent_states();
+        let can_cut = self.context.can_truncate();
         let is_whole = common == length;
         let is_alone = self.free_sequences.is_empty() && self.kept.len() == 1;
         // A text with a recurrent state can be cut only by removing the rest. A text that cannot be
         // cut stays for the next request with the same prefix.
-        let takes_over = is_alone || (is_whole && can_cut) || (keeps_states && !is_whole);
+        let takes_over = is_alone || (is_whole && can_cut) || (has_recurrent_states && !is_whole);
         if !takes_over {
             if self.free_sequences.is_empty() {
                 self.evict(Some(number));

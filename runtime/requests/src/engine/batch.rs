@@ -20,7 +20,7 @@ pub(super) struct BatchSlice {
 impl Engine {
     /// Number of tokens before the end of a prompt where a prefix is cached if texts cannot be cut.
     /// A template's generation prompt is shorter.
-    const BEFORE_THE_END: usize = 24;
+    const TEMPLATE_TAIL: usize = 24;
     /// Interval in tokens at which another prefix is cached.
     const STATE_EVERY: usize = 4096;
 
@@ -33,7 +33,7 @@ impl Engine {
     /// Plans the tokens of a batch: first those to decode, then parts of prompts in turn.
     pub(super) fn plan_batch(&mut self) -> Vec<BatchSlice> {
         self.batch.clear();
-        self.runs_for_batch = 0;
+        self.blocks_for_batch = 0;
         let can_go_on = |active: &&Active| active.paused.is_none();
         let writing = self
             .active
@@ -73,7 +73,7 @@ impl Engine {
             self.make_drafts(&writing);
         }
         for &id in &writing {
-            self.add_part(&mut planned, id, 1);
+            self.add_slice(&mut planned, id, 1);
             self.add_draft(id);
         }
         let reading = self
@@ -111,10 +111,10 @@ impl Engine {
             let Some(at) = self.find(id) else { continue };
             let share = budget.min(room).div_ceil(left.max(1));
             let count = self.active[at].pending().min(share);
-            let count = self.as_before(at, self.up_to_mark(at, count));
+            let count = self.as_first_computed(at, self.until_checkpoint(at, count));
             left -= 1;
             if count > 0 {
-                self.add_part(&mut planned, id, count);
+                self.add_slice(&mut planned, id, count);
                 budget -= count;
                 room -= count;
             }
@@ -124,12 +124,12 @@ impl Engine {
 
     /// Limits a part of a prompt to the next position where a prefix is cached, if texts cannot be
     /// cut.
-    fn up_to_mark(&self, at: usize, count: usize) -> usize {
-        if self.context.can_take_back() {
+    fn until_checkpoint(&self, at: usize, count: usize) -> usize {
+        if self.context.can_truncate() {
             return count;
         }
         let active = &self.active[at];
-        let next = self.next_mark(active);
+        let next = self.next_checkpoint(active);
         match next.filter(|&mark| mark > active.decoded) {
             Some(mark) => count.min(mark - active.decoded),
             None => count,
@@ -138,7 +138,7 @@ impl Engine {
 
     /// In deterministic mode, limits a part so that recomputed tokens have the same batches as
     /// before.
-    fn as_before(&self, at: usize, count: usize) -> usize {
+    fn as_first_computed(&self, at: usize, count: usize) -> usize {
         let Active {
             running, decoded, ..
         } = &self.active[at];
@@ -150,8 +150,8 @@ impl Engine {
     }
 
     /// Returns the next position where a prefix of the request is cached.
-    fn next_mark(&self, active: &Active) -> Option<usize> {
-        let end = active.running.n_prompt.saturating_sub(Self::BEFORE_THE_END);
+    fn next_checkpoint(&self, active: &Active) -> Option<usize> {
+        let end = active.running.n_prompt.saturating_sub(Self::TEMPLATE_TAIL);
         let regular = (active.decoded / Self::STATE_EVERY + 1) * Self::STATE_EVERY;
         let marks = [end, regular]
             .into_iter()
@@ -159,18 +159,18 @@ impl Engine {
         marks.filter(|&mark| mark < active.running.n_prompt).min()
     }
 
-    fn add_part(&mut self, planned: &mut Vec<BatchSlice>, id: u64, count: usize) {
+    fn add_slice(&mut self, planned: &mut Vec<BatchSlice>, id: u64, count: usize) {
         let Some(at) = self.find(id) else { return };
         let active = &self.active[at];
         let tokens = count + active.running.draft.len();
         let cells = self.context.cells();
-        self.runs_for_batch += cells.runs_for(Some(active.sequence), tokens);
-        self.free_runs(self.runs_for_batch);
-        planned.push(self.fill_part(at, count));
+        self.blocks_for_batch += cells.blocks_for(Some(active.sequence), tokens);
+        self.evict_for_blocks(self.blocks_for_batch);
+        planned.push(self.fill_slice(at, count));
     }
 
     /// Adds the next `count` tokens of a request to the batch.
-    pub(super) fn fill_part(&mut self, at: usize, count: usize) -> BatchSlice {
+    pub(super) fn fill_slice(&mut self, at: usize, count: usize) -> BatchSlice {
         let active = &self.active[at];
         let end = active.decoded + count;
         let is_last = end == active.running.tokens.len();
@@ -209,25 +209,25 @@ impl Engine {
             at.is_some_and(|at| !self.active[at].is_decoding())
         });
         let read: usize = read.map(|part| part.count).sum();
-        let (writers, written_before) = (planned.len(), self.totals.written_tokens);
+        let (writers, written_before) = (planned.len(), self.totals.generated_tokens);
         self.totals.steps += 1;
         self.totals.busy_slots += self.active.len() as u64;
         self.totals.prompt_tokens += read as u64;
-        self.finish_parts(planned);
+        self.finish_slices(planned);
         let time = self.clock.now().saturating_duration_since(start);
         let drafting = self.draft_time.take();
         match read {
             0 => {
                 let whole = time + drafting.unwrap_or_default();
-                self.totals.writing_time += whole;
+                self.totals.decode_time += whole;
                 self.costs.learn(computed, time);
                 if computed == writers && drafting.is_none() {
                     self.plain.learn(writers, time);
-                    self.account.earn(time);
+                    self.draft_budget.earn(time);
                 } else if let Some(step) = self.plain.for_tokens(writers) {
-                    let written = self.totals.written_tokens - written_before;
+                    let written = self.totals.generated_tokens - written_before;
                     let without = step * written as f64 / writers.max(1) as f64;
-                    self.account.settle(whole, without);
+                    self.draft_budget.settle(whole, without);
                 }
             }
             _ => self.totals.prompt_time += time,
@@ -237,34 +237,34 @@ impl Engine {
 
     /// Computes the batch.
     pub(super) fn decode(&mut self, planned: &[BatchSlice]) -> Result<(), Error> {
-        let likeliest = self.likeliest(planned);
-        self.context.set_likeliest(likeliest)?;
+        let device_top_k = self.device_top_k(planned);
+        self.context.set_device_top_k(device_top_k)?;
         self.context.decode_finite(&self.batch)
     }
 
     /// Records which tokens were computed, and processes the tokens that follow.
-    pub(super) fn finish_parts(&mut self, planned: Vec<BatchSlice>) {
+    pub(super) fn finish_slices(&mut self, planned: Vec<BatchSlice>) {
         for part in &planned {
             if let Some(at) = self.find(part.id) {
                 self.active[at].decoded += part.count;
-                self.keep_state(at);
+                self.cache_state(at);
             }
         }
         for part in planned {
-            self.finish_part(part);
+            self.finish_slice(part);
         }
     }
 
     /// Returns the k whose top-k suffices for all requests that sample after this batch, or `None`
     /// if a request needs all logits. It is a power of two, to limit the number of different
     /// graphs.
-    fn likeliest(&mut self, planned: &[BatchSlice]) -> Option<usize> {
+    fn device_top_k(&mut self, planned: &[BatchSlice]) -> Option<usize> {
         let mut most = 0;
         for part in planned.iter().filter(|part| part.row.is_some()) {
             let at = self.find(part.id)?;
             let running = &mut self.active[at].running;
             if running.request.max_tokens != Some(0) {
-                most = running.enough()?.max(most);
+                most = running.required_top_k()?.max(most);
             }
         }
         (most > 0).then(|| most.next_power_of_two())
@@ -272,12 +272,12 @@ impl Engine {
 
     /// Caches a prefix of the request at a mark, if texts cannot be cut: with its recurrent state,
     /// or the window's tokens.
-    fn keep_state(&mut self, at: usize) {
+    fn cache_state(&mut self, at: usize) {
         let active = &self.active[at];
         let (place, prompt) = (active.decoded, active.running.n_prompt);
-        let end = prompt.saturating_sub(Self::BEFORE_THE_END);
+        let end = prompt.saturating_sub(Self::TEMPLATE_TAIL);
         let is_mark = place > 0 && (place == end || place.is_multiple_of(Self::STATE_EVERY));
-        if self.context.can_take_back()
+        if self.context.can_truncate()
             || !is_mark
             || place >= prompt
             || !active.running.request.cache.keep
@@ -313,7 +313,7 @@ impl Engine {
 
     /// Reports a computed slice, and samples the token after it. Samples further tokens as long as
     /// they equal the drafted ones.
-    fn finish_part(&mut self, part: BatchSlice) {
+    fn finish_slice(&mut self, part: BatchSlice) {
         let Some(at) = self.find(part.id) else { return };
         let now = self.clock.now();
         let active = &mut self.active[at];
@@ -343,7 +343,7 @@ impl Engine {
             accepted += 1;
             active.decoded += 1;
         };
-        self.totals.written_tokens += (active.running.counts.written - before) as u64;
+        self.totals.generated_tokens += (active.running.counts.written - before) as u64;
         if !draft.is_empty() {
             self.settle_draft(at, draft.len(), accepted);
         }

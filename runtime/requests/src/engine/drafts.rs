@@ -1,8 +1,8 @@
 //! Drafts: possible next tokens, which are computed together with the tokens before them.
 
 use super::{Active, Engine};
-use crate::draft::{self, Beside, Luck};
-use crate::drafter::{Drafter, Wanted};
+use crate::draft::{self, AcceptanceRate, BatchLoad};
+use crate::drafter::{Drafter, ProbabilityKind};
 use samite_llm::{Error, Result};
 
 /// A planned draft of a request.
@@ -10,7 +10,7 @@ use samite_llm::{Error, Result};
 struct Planned {
     id: u64,
     length: usize,
-    luck: Luck,
+    acceptance_rate: AcceptanceRate,
     /// True if the text itself provides the draft; otherwise the draft model does.
     is_guessed: bool,
     /// Seconds for each token.
@@ -36,7 +36,7 @@ impl Engine {
     /// cannot be removed, or if the drafter has too few sequences.
     pub fn set_drafter(&mut self, drafter: Drafter) -> Result<()> {
         let invalid = |message: &str| Err(Error::InvalidArgument(message.into()));
-        if !self.context.can_take_back() {
+        if !self.context.can_truncate() {
             return invalid(
                 "this model keeps a state, or layers of it look through a window: drafted tokens could not be taken back, so it takes no draft model",
             );
@@ -73,7 +73,7 @@ impl Engine {
 
     /// Creates drafts for decoding requests, where they are worthwhile.
     pub(super) fn make_drafts(&mut self, writing: &[u64]) {
-        if self.options.draft == 0 || !self.context.can_take_back() || writing.is_empty() {
+        if self.options.draft == 0 || !self.context.can_truncate() || writing.is_empty() {
             return;
         }
         // The time of a step without drafts must be known.
@@ -85,8 +85,8 @@ impl Engine {
         let room = [self.context.cells().free(), self.options.budget, rows];
         let room = room.into_iter().min().unwrap_or(0);
         let mut room = room.saturating_sub(writing.len());
-        let is_allowed = self.account.allows();
-        let mut beside = Beside {
+        let is_allowed = self.draft_budget.allows();
+        let mut load = BatchLoad {
             tokens: writing.len() - 1,
             expected: (writing.len() - 1) as f64,
             seconds: 0.0,
@@ -103,33 +103,35 @@ impl Engine {
             let running = &self.active[at].running;
             let guessed = draft::guess(&running.tokens, most);
             let is_guessed = !guessed.is_empty();
-            let luck = if is_guessed {
-                running.luck
+            let acceptance_rate = if is_guessed {
+                running.acceptance_rate
             } else {
-                running.model_luck.unwrap_or(self.model_luck)
+                running
+                    .model_acceptance_rate
+                    .unwrap_or(self.model_acceptance_rate)
             };
             let most = if is_guessed { guessed.len() } else { most };
             let each = if is_guessed { Some(0.0) } else { each };
             let Some(each) = each else { continue };
             if !is_guessed && !self.is_near(at) {
-                let gain = self.gain(&luck, beside, most, each);
+                let gain = self.gain(&acceptance_rate, load, most, each);
                 is_read = is_read || self.read_for_drafts(at, gain, writing.len());
                 continue;
             }
-            let length = self.costs.best_length(&luck, beside, most, each);
+            let length = self.costs.best_length(&acceptance_rate, load, most, each);
             let length = if is_allowed { length } else { 0 };
             if length == 0 {
-                self.hope(at, is_guessed);
+                self.decay(at, is_guessed);
                 continue;
             }
-            beside.tokens += length;
-            beside.expected += luck.expected(length);
-            beside.seconds += each * length as f64;
+            load.tokens += length;
+            load.expected += acceptance_rate.expected(length);
+            load.seconds += each * length as f64;
             room -= length;
             planned.push(Planned {
                 id,
                 length,
-                luck,
+                acceptance_rate,
                 is_guessed,
                 each,
             });
@@ -140,7 +142,7 @@ impl Engine {
                 continue;
             };
             if plan.length == 0 {
-                self.hope(at, plan.is_guessed);
+                self.decay(at, plan.is_guessed);
                 continue;
             }
             let running = &mut self.active[at].running;
@@ -158,13 +160,16 @@ impl Engine {
     }
 
     /// Records that a request could have had a draft.
-    fn hope(&mut self, at: usize, is_guessed: bool) {
+    fn decay(&mut self, at: usize, is_guessed: bool) {
         let running = &mut self.active[at].running;
         if is_guessed {
-            running.luck.hope()
+            running.acceptance_rate.decay()
         } else {
-            self.model_luck.hope();
-            running.model_luck.get_or_insert(self.model_luck).hope();
+            self.model_acceptance_rate.decay();
+            running
+                .model_acceptance_rate
+                .get_or_insert(self.model_acceptance_rate)
+                .decay();
         }
     }
 
@@ -178,14 +183,16 @@ impl Engine {
             let tokens: usize = planned.iter().map(|plan| plan.length).sum();
             let times = planned.iter().map(|plan| plan.each * plan.length as f64);
             let seconds: f64 = times.sum();
-            let expected = planned.iter().map(|plan| plan.luck.expected(plan.length));
+            let expected = planned
+                .iter()
+                .map(|plan| plan.acceptance_rate.expected(plan.length));
             let least = if planned.len() < writers {
                 0.0
             } else {
                 expected.fold(f64::INFINITY, f64::min)
             };
             let step = writers + tokens;
-            if self.costs.slows_nobody(step, seconds, least, plain) {
+            if self.costs.slows_no_request(step, seconds, least, plain) {
                 return;
             }
             let longest = planned.iter_mut().max_by_key(|plan| plan.length);
@@ -220,9 +227,15 @@ impl Engine {
     }
 
     /// Returns the fraction of the time that drafts with this acceptance rate would save.
-    fn gain(&self, luck: &Luck, beside: Beside, most: usize, each: f64) -> f64 {
-        let length = self.costs.best_length(luck, beside, most, each);
-        let rate = |length: usize| self.costs.rate(luck, beside, length, each);
+    fn gain(
+        &self,
+        acceptance_rate: &AcceptanceRate,
+        load: BatchLoad,
+        most: usize,
+        each: f64,
+    ) -> f64 {
+        let length = self.costs.best_length(acceptance_rate, load, most, each);
+        let rate = |length: usize| self.costs.rate(acceptance_rate, load, length, each);
         1.0 - rate(0) / rate(length).max(f64::MIN_POSITIVE)
     }
 
@@ -245,7 +258,7 @@ impl Engine {
         let part = behind.min(Self::READS);
         let reading = drafter.seconds(part).unwrap_or(step);
         let all = reading * behind as f64 / part.max(1) as f64;
-        if saved < Self::MIN_RETURN * all || !self.account.affords(reading) {
+        if saved < Self::MIN_RETURN * all || !self.draft_budget.affords(reading) {
             return false;
         }
         if let Err(error) = drafter.read(sequence, &running.tokens, part) {
@@ -266,10 +279,10 @@ impl Engine {
                 active.position(|active| active.running.id == one.id)
             })
             .collect();
-        let wanted: Vec<Wanted<'_>> = asked
+        let wanted: Vec<ProbabilityKind<'_>> = asked
             .iter()
             .zip(&places)
-            .map(|(one, &at)| Wanted {
+            .map(|(one, &at)| ProbabilityKind {
                 sequence: self.active[at].sequence,
                 tokens: &self.active[at].running.tokens,
                 count: one.length,
@@ -304,11 +317,13 @@ impl Engine {
         let active = &mut self.active[at];
         let running = &mut active.running;
         if running.is_drafted_by_model {
-            let own = running.model_luck.get_or_insert(self.model_luck);
+            let own = running
+                .model_acceptance_rate
+                .get_or_insert(self.model_acceptance_rate);
             own.learn(drafted, accepted);
-            self.model_luck.learn(drafted, accepted);
+            self.model_acceptance_rate.learn(drafted, accepted);
         } else {
-            running.luck.learn(drafted, accepted)
+            running.acceptance_rate.learn(drafted, accepted)
         }
         running.counts.drafted += drafted;
         running.counts.accepted += accepted;

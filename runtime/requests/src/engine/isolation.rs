@@ -36,7 +36,7 @@ impl Engine {
                 result = self.decode_alone(part);
             }
             match result {
-                Ok(Some(part)) => self.finish_parts(vec![part]),
+                Ok(Some(part)) => self.finish_slices(vec![part]),
                 Ok(None) => {}
                 Err(error @ Error::NotFinite { .. }) => self.fail_spoilt(part.id, &error),
                 Err(error) => self.batch_failed(&[part], &error),
@@ -52,7 +52,7 @@ impl Engine {
         };
         self.active[at].running.draft.clear();
         self.batch.clear();
-        let part = self.fill_part(at, part.count);
+        let part = self.fill_slice(at, part.count);
         let is_in_prefill = !self.active[at].is_decoding();
         self.decode(&[part])?;
         self.totals.steps += 1;
@@ -116,10 +116,10 @@ impl Engine {
         let Running {
             key,
             tokens,
-            outbox,
+            event_queue,
             ..
         } = active.running;
-        self.ended.push(outbox);
+        self.ended.push(event_queue);
         self.remove_spoilt_texts(|text| text.key == key && common(&text.tokens, &tokens) > 0);
     }
 }

@@ -14,14 +14,14 @@ impl Engine {
     /// prefixes can.
     pub(super) fn room_for_text(&mut self, tokens: usize) {
         self.room_for(tokens);
-        self.free_runs(self.context.cells().runs_for(None, tokens));
+        self.evict_for_blocks(self.context.cells().blocks_for(None, tokens));
     }
 
     /// Evicts cached prefixes until `wanted` blocks of cells are free, or none are left to evict.
     /// In the gaps between cached prefixes, the cells of texts would be interleaved, and attention
     /// would take several times as long.
-    pub(super) fn free_runs(&mut self, wanted: usize) {
-        while self.context.cells().free_runs() < wanted && self.evict(None) {}
+    pub(super) fn evict_for_blocks(&mut self, wanted: usize) {
+        while self.context.cells().free_blocks() < wanted && self.evict(None) {}
     }
 
     /// Returns the active request to preempt first: the most recent one with the lowest priority.

@@ -108,7 +108,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_last_function_of_a_name_is_called_and_only_with_valid_arguments() {
+    fn the_last_tool_of_a_name_is_called_with_valid_arguments_only() {
         let mut tools = Tools::default();
         let tool = || Tool::new("f", "", json!({}));
         tools.set(tool(), Some(Box::new(|_| Ok("first".to_owned()))));

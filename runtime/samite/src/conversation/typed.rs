@@ -140,7 +140,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn objects_are_closed_where_one_schema_knows_all_members() {
+    fn objects_are_closed_if_one_schema_lists_all_members() {
         let member = || json!({"type": "object", "properties": {"a": {"type": "integer"}}});
         let closed = || {
             json!({"type": "object", "properties": {"a": {"type": "integer"}},

@@ -1,13 +1,13 @@
 //! Anthropic's Messages API.
 
 use crate::answer::{Choice, Update};
-use crate::chance;
 use crate::chat;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, TextItems};
+use crate::ids;
 use crate::job::Job;
-use crate::stream::{Frames, Teller};
+use crate::stream::{Frames, ResponseEncoder};
 use samite_chat::AnswerEvent as Parsed;
 use samite_requests::Reason;
 use serde_json::{Map, Value, json};
@@ -231,16 +231,16 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
 }
 
 /// Creates the job of a message request.
-pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, MessageTeller)> {
+pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, MessageEncoder)> {
     let job = chat::job(context, &translated(body, true)?)?;
-    let teller = MessageTeller {
-        id: chance::id("msg_"),
+    let encoder = MessageEncoder {
+        id: ids::id("msg_"),
         model: job.model.clone(),
         stops: job.stops.clone(),
         blocks: 0,
         open: None,
     };
-    Ok((job, teller))
+    Ok((job, encoder))
 }
 
 /// Counts the tokens of a conversation.
@@ -257,7 +257,7 @@ enum Block {
 }
 
 /// Sends an answer in the format of messages.
-pub struct MessageTeller {
+pub struct MessageEncoder {
     id: String,
     model: String,
     stops: Vec<String>,
@@ -266,7 +266,7 @@ pub struct MessageTeller {
     open: Option<Block>,
 }
 
-impl MessageTeller {
+impl MessageEncoder {
     fn stop_reason(&self, choice: &Choice) -> (&'static str, Value) {
         match choice.reason {
             _ if choice.is_cut() => ("max_tokens", Value::Null),
@@ -327,7 +327,7 @@ impl MessageTeller {
     }
 }
 
-impl Teller for MessageTeller {
+impl ResponseEncoder for MessageEncoder {
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
         match update {
             Update::Started(_) => {
@@ -430,7 +430,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_and_results_become_messages_of_their_own() {
+    fn tool_calls_and_results_become_separate_messages() {
         let body = json!({
             "max_tokens": 5,
             "messages": [

@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn special_tokens_of_a_template_for_reranking_are_its_own() {
+    fn only_the_rerank_template_yields_special_tokens() {
         let parts = filled(
             "<s>{query}</s>{document}</s>",
             "a</s>{document}",

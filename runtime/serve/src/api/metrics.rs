@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The text so far.
-struct Told<'p> {
+struct MetricsText<'p> {
     text: String,
     /// Prefix before the colon of names that are not llama.cpp's.
     prefix: &'p str,
 }
 
-impl Told<'_> {
+impl MetricsText<'_> {
     fn head(&mut self, name: &str, kind: &str, help: &str) -> String {
         let name = if name.contains(':') {
             name.to_owned()
@@ -59,7 +59,7 @@ impl Told<'_> {
         };
         let (running, waiting) = (names(running), names(waiting));
         let most = app.options.adapters.len();
-        let now = crate::chance::seconds();
+        let now = crate::ids::seconds();
         self.text.push_str(&format!(
             "{name}{{max_lora=\"{most}\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"{waiting}\"}} {now}\n"
         ));
@@ -109,7 +109,7 @@ pub fn text(app: &App) -> String {
     // Rates cover the time since the last scrape.
     let before = app.last_scrape(*totals);
     let part = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };
-    let mut told = Told {
+    let mut told = MetricsText {
         text: String::new(),
         prefix: &app.options.metrics_names,
     };
@@ -134,9 +134,9 @@ pub fn text(app: &App) -> String {
     told.counter(
         "llamacpp:tokens_predicted_total",
         "Tokens that were written.",
-        totals.written_tokens,
+        totals.generated_tokens,
     );
-    let writing = totals.writing_time.as_secs_f64();
+    let writing = totals.decode_time.as_secs_f64();
     told.one(
         "llamacpp:tokens_predicted_seconds_total",
         "counter",
@@ -171,8 +171,10 @@ pub fn text(app: &App) -> String {
         "Tokens of prompts per second.",
         rate(read_lately, reading_lately),
     );
-    let wrote_lately = totals.written_tokens.saturating_sub(before.written_tokens);
-    let writing_lately = totals.writing_time.saturating_sub(before.writing_time);
+    let wrote_lately = totals
+        .generated_tokens
+        .saturating_sub(before.generated_tokens);
+    let writing_lately = totals.decode_time.saturating_sub(before.decode_time);
     told.gauge(
         "llamacpp:predicted_tokens_seconds",
         "Tokens written per second.",
@@ -228,7 +230,7 @@ pub fn text(app: &App) -> String {
     told.counter(
         "generation_tokens_total",
         "Tokens that were written.",
-        totals.written_tokens,
+        totals.generated_tokens,
     );
     told.counter(
         "prefix_cache_queries_total",

@@ -6,7 +6,7 @@ use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
 use crate::job::{ChatExtras, Job};
-use crate::stream::{Frames, Teller};
+use crate::stream::{Frames, ResponseEncoder};
 use samite_requests::{PromptProgress, Reason};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -233,7 +233,7 @@ pub fn infill(context: &RequestContext, body: &Value) -> Result<(Job, bool)> {
 }
 
 /// Sends an answer in llama-server's format.
-pub struct NativeTeller {
+pub struct NativeEncoder {
     pub job: Job,
     pub is_list: bool,
 }
@@ -294,7 +294,7 @@ fn only(value: &Value, names: &[String]) -> Value {
     chosen.into()
 }
 
-impl Teller for NativeTeller {
+impl ResponseEncoder for NativeEncoder {
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
         let part = |content: &str, tokens: Value| {
             json!({

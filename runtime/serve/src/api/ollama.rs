@@ -3,15 +3,15 @@
 use crate::answer::{Choice, Update};
 use crate::api::{embeddings, native};
 use crate::app::App;
-use crate::chance;
 use crate::chat;
 use crate::context::RequestContext;
 use crate::entry::{Entry, Status};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
 use crate::hub::Hub;
+use crate::ids;
 use crate::job::{ChatExtras, Job};
-use crate::stream::{Frames, Teller};
+use crate::stream::{Frames, ResponseEncoder};
 use samite_chat::AnswerEvent as Parsed;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub fn version() -> Value {
 
 /// Returns the current time in RFC 3339 format.
 fn time() -> String {
-    time_at(chance::since_epoch())
+    time_at(ids::since_epoch())
 }
 
 fn time_at(since: Duration) -> String {
@@ -100,7 +100,7 @@ pub fn ps(hub: &Hub) -> Value {
         let mut shown = entry(&app);
         let end = model.leaves_in().map_or_else(
             || "2318-01-01T00:00:00Z".to_owned(),
-            |stays| time_at(chance::since_epoch() + stays),
+            |stays| time_at(ids::since_epoch() + stays),
         );
         shown.insert("expires_at".to_owned(), end.into());
         shown.insert("size_vram".to_owned(), 0.into());
@@ -114,7 +114,7 @@ pub fn ps(hub: &Hub) -> Value {
 
 /// Time that an idle model stays loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stay {
+pub enum ModelLifetime {
     /// Until another model needs the memory.
     Always,
     For(Duration),
@@ -122,12 +122,12 @@ pub enum Stay {
     Leaves,
 }
 
-impl Stay {
+impl ModelLifetime {
     pub fn time(self) -> Option<Duration> {
         match self {
-            Stay::Always => None,
-            Stay::For(time) => Some(time),
-            Stay::Leaves => Some(Duration::ZERO),
+            ModelLifetime::Always => None,
+            ModelLifetime::For(time) => Some(time),
+            ModelLifetime::Leaves => Some(Duration::ZERO),
         }
     }
 }
@@ -138,7 +138,7 @@ const A_CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Parses `keep_alive`: seconds, or a text such as "10m" or "1h30m". A negative time means until
 /// another model needs the memory.
-pub fn keep_alive(body: &Value) -> Result<Option<Stay>> {
+pub fn keep_alive(body: &Value) -> Result<Option<ModelLifetime>> {
     let seconds = match &body["keep_alive"] {
         Value::Null => return Ok(None),
         Value::Number(number) => number.as_f64(),
@@ -146,12 +146,12 @@ pub fn keep_alive(body: &Value) -> Result<Option<Stay>> {
         _ => None,
     };
     match seconds {
-        Some(seconds) if seconds < 0.0 => Ok(Some(Stay::Always)),
-        Some(0.0) => Ok(Some(Stay::Leaves)),
+        Some(seconds) if seconds < 0.0 => Ok(Some(ModelLifetime::Always)),
+        Some(0.0) => Ok(Some(ModelLifetime::Leaves)),
         Some(seconds) if seconds.is_finite() => {
             let time = Duration::try_from_secs_f64(seconds).ok();
             let time = time.filter(|time| *time < A_CENTURY);
-            Ok(Some(time.map_or(Stay::Always, Stay::For)))
+            Ok(Some(time.map_or(ModelLifetime::Always, ModelLifetime::For)))
         }
         _ => Err(ApiError::field(
             "keep_alive",
@@ -261,10 +261,10 @@ pub fn show(app: &App, body: &Value) -> Result<Value> {
 }
 
 /// The work that a request asks for.
-pub enum Asked {
+pub enum RequestedWork {
     /// Only to load the model.
     Nothing(Value),
-    Text(Box<Job>, OllamaTeller),
+    Text(Box<Job>, OllamaEncoder),
 }
 
 /// Moves the fields in `options`, and fields with other names here, to the names that the other
@@ -386,11 +386,11 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
     Ok(messages)
 }
 
-pub fn job(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Asked> {
+pub fn job(context: &RequestContext, body: &Value, is_chat: bool) -> Result<RequestedWork> {
     read(context, body, is_chat).map_err(|error| error.renamed("json_schema", "format"))
 }
 
-fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Asked> {
+fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<RequestedWork> {
     let fields = Fields::new(body)?;
     fields.text(&["model"])?;
     let mut has_context = false;
@@ -399,7 +399,11 @@ fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Asked> 
     let mut job = if is_chat {
         let messages = messages(&fields)?;
         if messages.is_empty() {
-            return Ok(Asked::Nothing(done(&context.model_id(), true, "load")));
+            return Ok(RequestedWork::Nothing(done(
+                &context.model_id(),
+                true,
+                "load",
+            )));
         }
         request.insert("messages".to_owned(), messages.into());
         if let Some(tools) = fields.list("tools")? {
@@ -409,7 +413,11 @@ fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Asked> 
     } else {
         let prompt = fields.text(&["prompt"])?.unwrap_or_default();
         if prompt.is_empty() {
-            return Ok(Asked::Nothing(done(&context.model_id(), false, "load")));
+            return Ok(RequestedWork::Nothing(done(
+                &context.model_id(),
+                false,
+                "load",
+            )));
         }
         if fields
             .list("images")?
@@ -455,7 +463,7 @@ fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Asked> 
             request.prompt.splice(..replaced, before.clone());
         }
     }
-    let teller = OllamaTeller {
+    let encoder = OllamaEncoder {
         model: body["model"]
             .as_str()
             .map_or_else(|| job.model.clone(), str::to_owned),
@@ -465,7 +473,7 @@ fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Asked> 
         call: None,
         waiting: Vec::new(),
     };
-    Ok(Asked::Text(Box::new(job), teller))
+    Ok(RequestedWork::Text(Box::new(job), encoder))
 }
 
 /// Reads the tokens of the text so far, which an earlier response of `/api/generate` returned.
@@ -522,7 +530,7 @@ fn nanoseconds(time: std::time::Duration) -> u64 {
 }
 
 /// Sends an answer in Ollama's format.
-pub struct OllamaTeller {
+pub struct OllamaEncoder {
     model: String,
     is_chat: bool,
     /// True if the last line has the tokens of the text, for the `context` of the next request.
@@ -534,7 +542,7 @@ pub struct OllamaTeller {
     waiting: Vec<Value>,
 }
 
-impl OllamaTeller {
+impl OllamaEncoder {
     fn line(&mut self, content: &str, thinking: &str, calls: &[Value], is_done: bool) -> Value {
         let mut line = json!({"model": self.model, "created_at": time()});
         if self.is_chat {
@@ -587,7 +595,7 @@ fn call(name: &str, arguments: &str) -> Value {
     json!({"function": {"name": name, "arguments": arguments}})
 }
 
-impl Teller for OllamaTeller {
+impl ResponseEncoder for OllamaEncoder {
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
         if let Update::Token { token, .. } = update {
             self.waiting.extend(choice.probabilities(token, false));
@@ -667,23 +675,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_to_stay_are_read() {
+    fn keep_alive_values_are_parsed() {
         let read = |value: Value| keep_alive(&json!({"keep_alive": value}));
-        let seconds = |count: f64| Ok(Some(Stay::For(Duration::from_secs_f64(count))));
+        let seconds = |count: f64| Ok(Some(ModelLifetime::For(Duration::from_secs_f64(count))));
         assert_eq!(read(json!(null)), Ok(None));
-        assert_eq!(read(json!(0)), Ok(Some(Stay::Leaves)));
-        assert_eq!(read(json!("0s")), Ok(Some(Stay::Leaves)));
-        assert_eq!(read(json!(-1)), Ok(Some(Stay::Always)));
-        assert_eq!(read(json!("-1m")), Ok(Some(Stay::Always)));
+        assert_eq!(read(json!(0)), Ok(Some(ModelLifetime::Leaves)));
+        assert_eq!(read(json!("0s")), Ok(Some(ModelLifetime::Leaves)));
+        assert_eq!(read(json!(-1)), Ok(Some(ModelLifetime::Always)));
+        assert_eq!(read(json!("-1m")), Ok(Some(ModelLifetime::Always)));
         assert_eq!(read(json!(2.5)), seconds(2.5));
         assert_eq!(read(json!("1h30m")), seconds(5400.0));
         assert_eq!(read(json!("300ms")), seconds(0.3));
-        assert_eq!(read(json!(1e300)), Ok(Some(Stay::Always)));
+        assert_eq!(read(json!(1e300)), Ok(Some(ModelLifetime::Always)));
         assert_eq!(
             read(json!(18_446_744_073_709_549_568u64)),
-            Ok(Some(Stay::Always))
+            Ok(Some(ModelLifetime::Always))
         );
-        assert_eq!(read(json!("99999999h")), Ok(Some(Stay::Always)));
+        assert_eq!(read(json!("99999999h")), Ok(Some(ModelLifetime::Always)));
         for value in [
             json!("soon"),
             json!(""),

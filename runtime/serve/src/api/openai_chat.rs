@@ -2,15 +2,15 @@
 
 use crate::answer::{Choice, TokenInfo, Update};
 use crate::api::native;
-use crate::chance;
 use crate::chat::member;
+use crate::ids;
 use crate::job::Job;
-use crate::stream::{Frames, Teller};
+use crate::stream::{Frames, ResponseEncoder};
 use samite_chat::AnswerEvent as Parsed;
 use serde_json::{Map, Value, json};
 
 /// Sends an answer in the format of chat completions.
-pub struct ChatTeller {
+pub struct ChatEncoder {
     pub id: String,
     created: u64,
     pub job: Job,
@@ -23,11 +23,11 @@ pub struct ChatTeller {
 /// Version string where llama-server reports its build.
 pub const FINGERPRINT: &str = concat!("b1-samite-", env!("CARGO_PKG_VERSION"));
 
-impl ChatTeller {
+impl ChatEncoder {
     pub fn new(job: &Job) -> Self {
-        ChatTeller {
-            id: chance::id("chatcmpl-"),
-            created: chance::seconds(),
+        ChatEncoder {
+            id: ids::id("chatcmpl-"),
+            created: ids::seconds(),
             job: Job {
                 requests: Vec::new(),
                 ..job.clone()
@@ -79,7 +79,7 @@ impl ChatTeller {
     }
 }
 
-impl Teller for ChatTeller {
+impl ResponseEncoder for ChatEncoder {
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
         match update {
             Update::Started(_) => self.begin(choice, out),

@@ -3,13 +3,13 @@
 use crate::answer::{Choice, TokenInfo, Update};
 use crate::api::native;
 use crate::api::openai_chat::FINGERPRINT;
-use crate::chance;
+use crate::ids;
 use crate::job::Job;
-use crate::stream::{Frames, Teller};
+use crate::stream::{Frames, ResponseEncoder};
 use serde_json::{Map, Value, json};
 
 /// Sends an answer in the format of completions.
-pub struct CompletionTeller {
+pub struct CompletionEncoder {
     id: String,
     created: u64,
     job: Job,
@@ -43,11 +43,11 @@ fn listed(content: Vec<Value>, mut offset: usize) -> Value {
     })
 }
 
-impl CompletionTeller {
+impl CompletionEncoder {
     pub fn new(job: &Job) -> Self {
-        CompletionTeller {
-            id: chance::id("cmpl-"),
-            created: chance::seconds(),
+        CompletionEncoder {
+            id: ids::id("cmpl-"),
+            created: ids::seconds(),
             told: (0..job.requests.len())
                 .map(|choice| job.echo.get(choice).map_or(0, |echo| echo.chars().count()))
                 .collect(),
@@ -102,7 +102,7 @@ impl CompletionTeller {
     }
 }
 
-impl Teller for CompletionTeller {
+impl ResponseEncoder for CompletionEncoder {
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
         match update {
             Update::Started(_) if !self.prompt(choice).is_empty() => {

@@ -2,13 +2,13 @@
 
 use crate::answer::{Choice, Update};
 use crate::api::{native, tokens};
-use crate::chance;
 use crate::chat;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, TextItems, kind};
+use crate::ids;
 use crate::job::Job;
-use crate::stream::{Frames, Teller};
+use crate::stream::{Frames, ResponseEncoder};
 use samite_chat::AnswerEvent as Parsed;
 use serde_json::{Map, Value, json};
 
@@ -246,14 +246,14 @@ impl Translated {
     }
 }
 
-pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, ResponseTeller)> {
+pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, ResponsesEncoder)> {
     let translated = translated(body)?;
     let job = chat::job(context, &translated.request).map_err(|error| translated.placed(error))?;
-    let teller = ResponseTeller {
-        id: chance::id("resp_"),
-        message: chance::id("msg_"),
-        thought: chance::id("rs_"),
-        created: chance::seconds(),
+    let encoder = ResponsesEncoder {
+        id: ids::id("resp_"),
+        message: ids::id("msg_"),
+        thought: ids::id("rs_"),
+        created: ids::seconds(),
         job: Job {
             requests: Vec::new(),
             ..job.clone()
@@ -262,7 +262,7 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, ResponseTelle
         open: None,
         done: Vec::new(),
     };
-    Ok((job, teller))
+    Ok((job, encoder))
 }
 
 pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
@@ -285,7 +285,7 @@ enum Open {
 }
 
 /// Sends an answer in the format of responses.
-pub struct ResponseTeller {
+pub struct ResponsesEncoder {
     id: String,
     message: String,
     thought: String,
@@ -296,7 +296,7 @@ pub struct ResponseTeller {
     done: Vec<Value>,
 }
 
-impl ResponseTeller {
+impl ResponsesEncoder {
     fn response(&self, status: &str, output: &[Value], usage: Option<&Choice>) -> Value {
         let usage = usage.map_or(Value::Null, |choice| {
             json!({
@@ -443,7 +443,7 @@ fn status(choice: &Choice) -> &'static str {
     }
 }
 
-impl Teller for ResponseTeller {
+impl ResponseEncoder for ResponsesEncoder {
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
         match update {
             Update::Started(_) => {

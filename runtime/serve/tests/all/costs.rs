@@ -33,7 +33,7 @@ fn with(name: &str, value: Value) -> Value {
 }
 
 #[test]
-fn what_a_request_makes_of_its_body_is_bounded() {
+fn memory_derived_from_a_body_is_bounded() {
     let server = small(ServeOptions::default());
     let long = "a b".repeat(MIB / 3);
     let half = &long[..MIB / 2];
@@ -116,7 +116,7 @@ fn what_a_request_makes_of_its_body_is_bounded() {
 }
 
 #[test]
-fn requests_of_one_sampler_too_many_are_no_requests_of_the_most() {
+fn requests_at_the_sampler_limits_are_served() {
     let server = Server::simple();
     let (status, answer) = server.post("/completion", &with("samplers", json!("k".repeat(32))));
     assert_eq!(status, 200, "{answer}");
@@ -146,7 +146,7 @@ fn unread(server: &Server) -> TcpStream {
 }
 
 #[test]
-fn bodies_that_never_end_make_room_for_others() {
+fn unfinished_bodies_are_dropped_for_others() {
     let server = small(ServeOptions::default());
     let unfinished: Vec<TcpStream> = (0..40).map(|_| unfinished(&server, 2 * MIB, MIB)).collect();
     for _ in 0..4 {
@@ -157,7 +157,7 @@ fn bodies_that_never_end_make_room_for_others() {
 }
 
 #[test]
-fn connections_that_wait_make_room_for_others() {
+fn waiting_connections_are_closed_for_others() {
     let options = ServeOptions {
         connections: Some(8),
         ..ServeOptions::default()
@@ -180,7 +180,7 @@ fn connections_that_wait_make_room_for_others() {
 }
 
 #[test]
-fn an_answer_that_nobody_reads_ends() {
+fn an_unread_answer_is_ended() {
     let options = ServeOptions {
         write_seconds: 1,
         ..ServeOptions::default()
@@ -197,7 +197,7 @@ fn an_answer_that_nobody_reads_ends() {
 }
 
 #[test]
-fn a_model_is_unloaded_behind_a_stream_that_nobody_reads() {
+fn a_model_is_unloaded_despite_an_unread_stream() {
     struct Stories(ServeOptions);
 
     impl samite_serve::Source for Stories {
@@ -262,7 +262,7 @@ fn priorities(name: &str) -> [i32; 2] {
 }
 
 #[test]
-fn heads_that_never_end_hold_little() {
+fn endless_heads_hold_little_memory() {
     let server = Server::simple();
     let mut stream = TcpStream::connect(&server.address).unwrap();
     stream.set_read_timeout(Some(HANG_GUARD)).unwrap();

@@ -53,7 +53,7 @@ fn asked(lora: &Value) -> Value {
 }
 
 #[test]
-fn requests_at_the_same_time_have_adapters_of_their_own() {
+fn concurrent_requests_use_their_own_adapters() {
     let wishes = [
         json!([]),
         json!([{"id": 0, "scale": 1}]),

@@ -354,7 +354,7 @@ fn judged(form: &Form, status: u16, answer: &Value) -> Outcome {
 }
 
 #[test]
-fn answers_keep_to_schemas_and_grammars() {
+fn answers_match_schemas_and_grammars() {
     let cases = cases();
     let options = EngineOptions {
         slots: 4,

@@ -546,7 +546,7 @@ fn expected(path: &str, name: &'static str, value: &'static str) -> &'static str
 }
 
 #[test]
-fn bodies_that_are_no_requests_are_refused() {
+fn invalid_request_bodies_are_refused() {
     let server = Server::simple();
     let mut report = Report::default();
     let paths = CASES.iter().map(|(path, ..)| *path);
@@ -585,7 +585,7 @@ fn bodies_that_are_no_requests_are_refused() {
 }
 
 #[test]
-fn schemas_and_grammars_that_explode_are_refused_or_served() {
+fn exploding_schemas_and_grammars_are_refused_or_served() {
     let server = Server::simple();
     let mut report = Report::default();
     let (mut failed, mut meanwhile) = (0, 0);
@@ -620,7 +620,7 @@ fn schemas_and_grammars_that_explode_are_refused_or_served() {
 }
 
 #[test]
-fn names_of_files_stay_in_their_folder() {
+fn slot_file_names_cannot_escape_their_folder() {
     let folder = tempfile::tempdir().unwrap();
     let inner = folder.path().join("slots");
     std::fs::create_dir(&inner).unwrap();
@@ -682,7 +682,7 @@ fn names_of_files_stay_in_their_folder() {
 }
 
 #[test]
-fn what_is_no_http_holds_up_nobody() {
+fn invalid_http_does_not_block_other_clients() {
     let server = Server::simple();
     let mut open = Vec::new();
     let long = "a".repeat(1 << 20);
@@ -714,7 +714,7 @@ fn what_is_no_http_holds_up_nobody() {
 }
 
 #[test]
-fn slow_connections_hold_up_nobody() {
+fn slow_connections_do_not_block_other_clients() {
     let server = Server::simple();
     let mut open = Vec::new();
     for i in 0..200 {

@@ -30,7 +30,7 @@ fn chat(more: Value) -> Value {
 }
 
 #[test]
-fn a_stream_says_what_a_whole_answer_says() {
+fn streamed_and_complete_answers_are_equal() {
     let server = Server::simple();
     let (status, whole) = server.post("/v1/chat/completions", &chat(json!({})));
     assert_eq!(status, 200, "{whole}");
@@ -60,7 +60,7 @@ fn a_stream_says_what_a_whole_answer_says() {
 }
 
 #[test]
-fn all_interfaces_write_the_same_text() {
+fn all_apis_return_the_same_text() {
     let server = Server::simple();
     let options = json!({"temperature": 0.0});
     let (_, openai) = server.post("/v1/chat/completions", &chat(options.clone()));
@@ -97,7 +97,7 @@ fn all_interfaces_write_the_same_text() {
 }
 
 #[test]
-fn what_is_wrong_is_refused_by_name() {
+fn invalid_request_fields_are_refused_by_name() {
     let server = Server::simple();
     let cases = [
         (
@@ -257,7 +257,7 @@ fn what_is_wrong_is_refused_by_name() {
 }
 
 #[test]
-fn what_never_fits_is_refused_before_headers() {
+fn oversized_prompts_are_refused_before_headers() {
     let server = Server::simple();
     let long = "once ".repeat(4000);
     for is_stream in [false, true] {
@@ -272,7 +272,7 @@ fn what_never_fits_is_refused_before_headers() {
 }
 
 #[test]
-fn keys_guard_everything_but_health_and_the_page() {
+fn api_keys_protect_everything_except_health_and_the_page() {
     let options = ServeOptions {
         api_keys: vec!["one".to_owned(), "two".to_owned()],
         ..ServeOptions::default()
@@ -312,7 +312,7 @@ fn keys_guard_everything_but_health_and_the_page() {
 }
 
 #[test]
-fn other_origins_read_nothing_unless_they_may() {
+fn other_origins_are_blocked_unless_allowed() {
     let server = Server::simple();
     let allowed = |origin: &str| {
         let (_, head, _) = server.ask("GET", "/v1/models", &format!("Origin: {origin}\r\n"), "");
@@ -325,7 +325,7 @@ fn other_origins_read_nothing_unless_they_may() {
 }
 
 #[test]
-fn whoever_leaves_frees_the_slot() {
+fn disconnecting_frees_the_slot() {
     let engine = EngineOptions {
         slots: 1,
         context: Some(ENDLESS),
@@ -361,7 +361,7 @@ fn whoever_leaves_frees_the_slot() {
 }
 
 #[test]
-fn many_at_once_are_all_answered_and_a_slow_reader_holds_up_nobody() {
+fn many_clients_are_served_despite_a_slow_reader() {
     let server = Server::simple();
     let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true, "n_probs": 50,
         "n_predict": 200});
@@ -399,7 +399,7 @@ fn many_at_once_are_all_answered_and_a_slow_reader_holds_up_nobody() {
 }
 
 #[test]
-fn answers_keep_to_schemas_and_grammars() {
+fn answers_match_schemas_and_grammars() {
     let server = Server::simple();
     let schema = json!({"type": "object", "properties": {"a": {"enum": ["x", "y"]}},
         "required": ["a"], "additionalProperties": false});
@@ -494,7 +494,7 @@ fn the_server_drains() {
 }
 
 #[test]
-fn a_wrong_method_is_told_which_ones_there_are() {
+fn wrong_methods_get_the_allow_header() {
     let server = Server::simple();
     for (method, path, allowed) in [
         ("POST", "/health", "GET, HEAD"),
@@ -519,7 +519,7 @@ fn a_wrong_method_is_told_which_ones_there_are() {
 }
 
 #[test]
-fn a_model_is_told_by_its_id() {
+fn a_model_is_described_by_its_id() {
     let server = Server::simple();
     let (_, list) = server.get("/v1/models");
     let id = list["data"][0]["id"].as_str().unwrap();
@@ -534,7 +534,7 @@ fn a_model_is_told_by_its_id() {
 }
 
 #[test]
-fn seeds_have_64_bits_and_the_same_one_draws_the_same_text() {
+fn seeds_have_64_bits_and_reproduce_the_text() {
     let server = Server::simple();
     let text = |seed: Value| {
         let body = json!({"prompt": "Once", "n_predict": 12, "temperature": 2.0, "top_k": 0,
@@ -555,7 +555,7 @@ fn seeds_have_64_bits_and_the_same_one_draws_the_same_text() {
 }
 
 #[test]
-fn a_completion_begins_with_its_prompt_where_that_is_wanted() {
+fn echo_prepends_the_prompt_to_a_completion() {
     let server = Server::simple();
     let body = |more: Value| {
         let mut body =
@@ -601,7 +601,7 @@ fn a_completion_begins_with_its_prompt_where_that_is_wanted() {
 
 /// A foreign page can make its own host name resolve to this machine (DNS rebinding).
 #[test]
-fn a_server_without_keys_answers_under_private_names_only() {
+fn a_server_without_keys_answers_only_to_private_host_names() {
     // Other systems have no second loopback address by default.
     let second = if cfg!(target_os = "linux") {
         "127.0.0.2"
@@ -655,7 +655,7 @@ fn a_server_without_keys_answers_under_private_names_only() {
 }
 
 #[test]
-fn a_page_elsewhere_cannot_have_the_model_work() {
+fn foreign_pages_cannot_use_the_model() {
     let server = Server::simple();
     let body = json!({"prompt": "a", "n_predict": 1}).to_string();
     let status =
@@ -696,7 +696,7 @@ fn a_page_elsewhere_cannot_have_the_model_work() {
 }
 
 #[test]
-fn paths_have_a_prefix() {
+fn a_path_prefix_can_be_configured() {
     let options = ServeOptions {
         prefix: "/llm".to_owned(),
         ..ServeOptions::default()
@@ -720,7 +720,7 @@ fn paths_have_a_prefix() {
 }
 
 #[test]
-fn streams_say_that_the_server_ends_them() {
+fn streams_report_a_server_shutdown() {
     let options = ServeOptions {
         drain_seconds: 0,
         ..ServeOptions::default()
@@ -767,7 +767,7 @@ fn streams_say_that_the_server_ends_them() {
 }
 
 #[test]
-fn bodies_that_would_grow_in_memory_are_refused() {
+fn bodies_that_expand_in_memory_are_refused() {
     let server = Server::simple();
     let many = format!(
         "{{\"prompt\": \"a\", \"x\": [{}{{}}]}}",
@@ -781,7 +781,7 @@ fn bodies_that_would_grow_in_memory_are_refused() {
 }
 
 #[test]
-fn metrics_have_one_series_of_each_name() {
+fn metrics_have_one_series_per_name() {
     let options = ServeOptions {
         metrics_names: "vllm".to_owned(),
         ..ServeOptions::default()
@@ -831,7 +831,7 @@ fn metrics_have_one_series_of_each_name() {
 }
 
 #[test]
-fn headers_that_come_drop_by_drop_hold_no_connection() {
+fn slowly_sent_headers_hold_no_connection() {
     let options = ServeOptions {
         head_seconds: 1,
         ..ServeOptions::default()

@@ -72,7 +72,7 @@ fn pairs(server: &Server, count: usize) -> BTreeMap<String, [usize; 2]> {
 }
 
 #[test]
-fn no_answer_tells_what_another_key_asked() {
+fn answers_do_not_reveal_requests_of_other_keys() {
     let server = start(options());
     let found = pairs(&server, 2000);
     // A prompt may share a prefix with an earlier one of the same key. The observation must not
@@ -102,7 +102,7 @@ fn no_answer_tells_what_another_key_asked() {
 }
 
 #[test]
-fn keys_that_share_prefixes_see_them() {
+fn keys_can_share_prefixes() {
     let server = start(ServeOptions {
         shares_prefixes: true,
         ..options()
@@ -117,7 +117,7 @@ fn keys_that_share_prefixes_see_them() {
 }
 
 #[test]
-fn a_single_key_administers() {
+fn a_single_key_is_administrator() {
     let server = start(ServeOptions {
         admin_keys: Vec::new(),
         api_keys: vec!["alice".to_owned()],
@@ -132,7 +132,7 @@ fn a_single_key_administers() {
 }
 
 #[test]
-fn only_administrators_change_and_see_what_all_share() {
+fn only_administrators_access_shared_state() {
     let server = start(options());
     for (method, path, body) in [
         ("GET", "/metrics", Value::Null),
@@ -204,7 +204,7 @@ fn slots_belong_to_keys() {
 }
 
 #[test]
-fn requests_of_one_key_keep_no_other_waiting() {
+fn requests_of_one_key_do_not_block_others() {
     let server = Server::start(
         options(),
         EngineOptions {

@@ -38,7 +38,7 @@ fn long_text() -> Value {
 }
 
 #[test]
-fn every_chunk_of_a_conversation_has_a_choice_unless_usage_is_asked_for() {
+fn every_chat_chunk_has_a_choice_except_usage() {
     let server = Server::simple();
     let mut body = json!({
         "messages": [{"role": "user", "content": "Once upon a time"}],
@@ -58,7 +58,7 @@ fn every_chunk_of_a_conversation_has_a_choice_unless_usage_is_asked_for() {
 }
 
 #[test]
-fn usage_of_a_completion_is_told_once() {
+fn completion_usage_is_reported_once() {
     let server = Server::simple();
     let mut body = json!({"prompt": "Once upon a time", "max_tokens": 4});
     for asks in [false, true] {
@@ -75,7 +75,7 @@ fn usage_of_a_completion_is_told_once() {
 }
 
 #[test]
-fn an_answer_calls_a_tool_or_keeps_to_its_format() {
+fn an_answer_calls_a_tool_or_matches_its_format() {
     let server = Server::simple();
     let object = |name: &str, kind: &str| {
         json!({
@@ -151,7 +151,7 @@ fn other_roles_reach_the_template() {
 }
 
 #[test]
-fn a_call_that_a_limit_cuts_is_reported_as_cut() {
+fn truncated_tool_calls_are_reported_as_truncated() {
     let server = Server::simple();
     let function = json!({"name": "write", "parameters": long_text()});
     let tool = json!({"type": "function", "function": function});
@@ -198,7 +198,7 @@ fn a_call_that_a_limit_cuts_is_reported_as_cut() {
 }
 
 #[test]
-fn a_tool_whose_schema_cannot_be_enforced_takes_any_object_and_the_others_keep_to_theirs() {
+fn tools_with_unenforceable_schemas_accept_any_object() {
     let server = Server::simple();
     let tool = |name: &str, schema: Value| {
         let properties = json!({"text": schema});
@@ -242,7 +242,7 @@ fn a_tool_whose_schema_cannot_be_enforced_takes_any_object_and_the_others_keep_t
 }
 
 #[test]
-fn thoughts_are_counted_and_end_with_a_signature() {
+fn reasoning_is_counted_and_ends_with_a_signature() {
     let server = Server::simple();
     let body = json!({
         "messages": [{"role": "user", "content": "Once upon a time"}],
@@ -268,7 +268,7 @@ fn thoughts_are_counted_and_end_with_a_signature() {
 }
 
 #[test]
-fn items_of_other_services_are_left_out_of_a_conversation() {
+fn items_of_other_services_are_ignored() {
     let server = Server::simple();
     let ask = json!({"role": "user", "content": "Once upon a time"});
     let other = json!({"type": "web_search_call", "id": "ws_1", "status": "completed"});
@@ -282,7 +282,7 @@ fn items_of_other_services_are_left_out_of_a_conversation() {
 }
 
 #[test]
-fn errors_name_the_field_of_the_interface_that_was_asked() {
+fn errors_name_the_field_of_the_requested_api() {
     let server = Server::simple();
     let message = |role: &str, text: &str| json!({"role": role, "content": text});
     let say = |role: &str| message(role, "Once");
@@ -333,7 +333,7 @@ fn errors_name_the_field_of_the_interface_that_was_asked() {
 }
 
 #[test]
-fn completions_list_probabilities_as_openai_does() {
+fn completions_list_probabilities_as_in_openai() {
     let server = Server::simple();
     let body = json!({"prompt": "Once", "max_tokens": 5, "logprobs": 2, "echo": false});
     let (_, answer) = server.post("/v1/completions", &body);
@@ -440,7 +440,7 @@ fn reasoning_ends_after_its_budget() {
 }
 
 #[test]
-fn ollamas_context_goes_on_with_a_text_and_probabilities_are_listed() {
+fn ollama_context_continues_a_text_with_probabilities() {
     let server = Server::simple();
     let mut body = json!({
         "model": "stories",

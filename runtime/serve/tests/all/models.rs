@@ -94,7 +94,7 @@ fn loaded(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn a_request_picks_its_model_and_the_one_not_used_for_longest_makes_room() {
+fn requests_select_models_and_evict_the_least_recently_used() {
     let (server, loads) = start(HubLimits::default());
     assert!(loaded(&server).is_empty());
     // Without a name, the first model is used.
@@ -119,7 +119,7 @@ fn a_request_picks_its_model_and_the_one_not_used_for_longest_makes_room() {
 }
 
 #[test]
-fn what_cannot_be_loaded_says_why() {
+fn load_failures_explain_the_reason() {
     let (server, _) = start(HubLimits::default());
     let (status, answer) = ask(&server, Some("other"));
     let message = answer["error"]["message"].as_str().unwrap();
@@ -162,7 +162,7 @@ fn what_cannot_be_loaded_says_why() {
 }
 
 #[test]
-fn a_model_at_work_stays_and_others_wait_for_it() {
+fn busy_models_are_not_evicted_and_others_wait() {
     let limits = HubLimits {
         models: 1,
         ..HubLimits::default()
@@ -189,7 +189,7 @@ fn a_model_at_work_stays_and_others_wait_for_it() {
 }
 
 #[test]
-fn many_requests_for_models_that_do_not_fit_together_are_all_answered() {
+fn requests_for_models_that_do_not_fit_together_are_all_served() {
     let limits = HubLimits {
         models: 1,
         ..HubLimits::default()
@@ -213,7 +213,7 @@ fn many_requests_for_models_that_do_not_fit_together_are_all_answered() {
 }
 
 #[test]
-fn models_are_loaded_and_given_up_by_request() {
+fn models_are_loaded_and_unloaded_on_request() {
     let limits = HubLimits {
         loads: false,
         ..HubLimits::default()
@@ -238,7 +238,7 @@ fn models_are_loaded_and_given_up_by_request() {
 }
 
 #[test]
-fn ollamas_keep_alive_says_how_long_a_model_stays() {
+fn ollama_keep_alive_sets_the_model_lifetime() {
     let (server, _) = start(HubLimits::default());
     let body = |name: &str, keep: Value| {
         let body = json!({"model": name, "prompt": "a", "stream": false, "keep_alive": keep,

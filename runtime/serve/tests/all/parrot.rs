@@ -291,7 +291,7 @@ const INTERFACES: [(&str, Ask, [&str; 3]); 4] = [
 ];
 
 #[test]
-fn thoughts_text_and_calls_are_told_apart_in_all_interfaces() {
+fn reasoning_text_and_calls_are_separated_in_all_apis() {
     let (server, _) = saying(&answer_text());
     for (name, ask, [_, end, _]) in INTERFACES {
         for is_streamed in [false, true] {
@@ -309,7 +309,7 @@ fn thoughts_text_and_calls_are_told_apart_in_all_interfaces() {
 }
 
 #[test]
-fn an_answer_that_is_cut_anywhere_has_no_part_of_a_call_and_says_so() {
+fn truncated_answers_contain_no_partial_call() {
     let (server, count) = saying(&answer_text());
     for most in 1..count {
         for (name, ask, [.., end]) in INTERFACES {
@@ -335,7 +335,7 @@ fn an_answer_that_is_cut_anywhere_has_no_part_of_a_call_and_says_so() {
 }
 
 #[test]
-fn a_text_that_looks_like_a_call_is_a_text_where_there_are_no_tools() {
+fn call_like_text_stays_text_without_tools() {
     let text = format!("So: <tool_call>{CALL}</tool_call> {{\"a\": [1, 2]}} </think>");
     let (server, _) = saying(&text);
     let body = json!({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0});

@@ -180,7 +180,7 @@ fn is_blind(template: &Template, context: &Value) -> bool {
 }
 
 #[test]
-fn templates_of_models_write_what_jinja2_does() {
+fn model_templates_render_as_in_jinja2() {
     let Some(folder) = std::env::var_os("SAMITE_TEST_CHAT_TEMPLATES") else {
         println!("skipped: SAMITE_TEST_CHAT_TEMPLATES names no folder");
         return;
@@ -257,7 +257,7 @@ fn templates_of_models_write_what_jinja2_does() {
 
 /// Texts of control tokens in client input never become control tokens.
 #[test]
-fn what_people_write_becomes_no_control_token() {
+fn user_text_never_becomes_control_tokens() {
     let server = Server::start(ServeOptions::default(), EngineOptions::default());
     let hostile = "a</s><s>b<unk>";
     let count = |text: &str, special: bool| {

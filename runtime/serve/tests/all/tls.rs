@@ -65,7 +65,7 @@ fn connections_are_encrypted() {
 }
 
 #[test]
-fn whoever_does_not_encrypt_is_turned_away_and_others_are_served() {
+fn plaintext_clients_are_refused_and_others_served() {
     let folder = tempfile::tempdir().unwrap();
     let (files, _) = files(folder.path());
     let server = start(files);
@@ -85,7 +85,7 @@ fn whoever_does_not_encrypt_is_turned_away_and_others_are_served() {
 }
 
 #[test]
-fn silent_clients_make_room_before_they_encrypt() {
+fn silent_clients_are_closed_before_the_tls_handshake() {
     let folder = tempfile::tempdir().unwrap();
     let (files, _) = files(folder.path());
     let options = ServeOptions {
@@ -104,7 +104,7 @@ fn silent_clients_make_room_before_they_encrypt() {
 }
 
 #[test]
-fn an_encryption_that_never_comes_ends() {
+fn a_missing_tls_handshake_times_out() {
     let folder = tempfile::tempdir().unwrap();
     let (files, _) = files(folder.path());
     let options = ServeOptions {
@@ -119,7 +119,7 @@ fn an_encryption_that_never_comes_ends() {
 }
 
 #[test]
-fn a_certificate_that_cannot_be_used_is_named() {
+fn an_unusable_certificate_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let (good, _) = files(folder.path());
     let broken = folder.path().join("broken.pem");

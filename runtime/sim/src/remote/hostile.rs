@@ -15,7 +15,7 @@ const MAX_KNOWN: usize = 64;
 pub(crate) const FOREIGN: usize = 9;
 
 /// An action of a hostile client.
-pub(crate) enum Deed {
+pub(crate) enum ClientAction {
     /// A new client connects with a token and sends this message.
     Come(usize, Vec<u8>),
     /// The client on this connection sends this message.
@@ -107,7 +107,7 @@ impl Hostile {
     }
 
     /// Returns the next action, if any, of the clients on these connections.
-    pub fn next(&mut self, there: &[usize]) -> Option<Deed> {
+    pub fn next(&mut self, there: &[usize]) -> Option<ClientAction> {
         let seldom = self.seldom?;
         if self.left == 0 || !self.rng.one_in(seldom) {
             return None;
@@ -115,18 +115,18 @@ impl Hostile {
         self.left -= 1;
         if there.is_empty() || there.len() < 2 && self.rng.one_in(6) {
             let token = self.rng.pick(&[FOREIGN, FOREIGN, FOREIGN, 0, 1]);
-            return Some(Deed::Come(token, self.hello(token)));
+            return Some(ClientAction::Come(token, self.hello(token)));
         }
         let line = there[self.rng.below(there.len())];
         Some(match self.rng.below(24) {
-            0 => Deed::Leave(line),
-            1 => Deed::Cut(line),
+            0 => ClientAction::Leave(line),
+            1 => ClientAction::Cut(line),
             2 => {
                 let len = self.rng.below(64);
-                Deed::Say(line, (0..len).map(|_| self.rng.bits() as u8).collect())
+                ClientAction::Say(line, (0..len).map(|_| self.rng.bits() as u8).collect())
             }
-            3..12 => Deed::Say(line, self.repeat(line)),
-            _ => Deed::Say(line, self.ask(line)),
+            3..12 => ClientAction::Say(line, self.repeat(line)),
+            _ => ClientAction::Say(line, self.ask(line)),
         })
     }
 
@@ -251,12 +251,12 @@ impl Hostile {
                 6 => Kind::Forget(graph),
                 7 => Kind::Run(proto::Run { graph, deadline: 0 }),
                 8 => Kind::MemoryOf(device),
-                9 => Kind::Question(proto::Question {
+                9 => Kind::SupportQuery(proto::SupportQuery {
                     kind: question::Kind::Size.into(),
                     device,
                     memory,
                     layout: place.and_then(|place| place.layout),
-                    ..proto::Question::default()
+                    ..proto::SupportQuery::default()
                 }),
                 10 => Kind::Init(proto::Init {
                     place,

@@ -22,7 +22,7 @@ use crate::player::{Player, close};
 use crate::served::{self, Logits, Text, Tokens};
 use crate::world::World;
 use counter::Counted;
-use net::{Harm, Net};
+use net::{Net, SessionEnders};
 use samite_core::environment::Clock;
 use samite_core::{Buffer, CancelToken, Device, Environment, Usage};
 use samite_llm::Context;
@@ -49,7 +49,7 @@ struct RemoteClientResources {
     /// Buffers that contain its secrets.
     secrets: Vec<Arc<dyn Buffer>>,
     /// Harm counters when its session began.
-    harm: Harm,
+    harm: SessionEnders,
 }
 
 /// A client's call.
@@ -60,7 +60,7 @@ enum Call {
     /// Submits this many runs, without waiting, that must execute exactly once.
     Count(usize),
     /// Allocates memory, stores a secret in it and reads it again.
-    Keep(Usage),
+    KeepAlive(Usage),
     /// Frees that memory.
     Free,
     /// Disconnects; the next call reconnects.
@@ -75,7 +75,7 @@ impl Call {
             0 => Call::Leave,
             1 => Call::Die,
             2 => Call::Free,
-            3..6 => Call::Keep(rng.pick(&[Usage::Any, Usage::Weights])),
+            3..6 => Call::KeepAlive(rng.pick(&[Usage::Any, Usage::Weights])),
             6..10 => Call::Count(rng.pick(&[1, 3, 3, 40])),
             _ => Call::Decode(served::tokens(rng)),
         }
@@ -234,7 +234,7 @@ impl Client {
         match call {
             Call::Decode(tokens) => return self.text.decode(&mut loaded.context, tokens),
             Call::Count(times) => loaded.counter.count(*times)?,
-            Call::Keep(usage) => {
+            Call::KeepAlive(usage) => {
                 let secret = self.secrets[usize::from(*usage == Usage::Weights)];
                 let kept = served::keep(&loaded.device, *usage, &secret)?;
                 loaded.secrets.push(kept);
@@ -256,7 +256,7 @@ impl Client {
         let devices = bare::connect(
             self.net.wire(self.number, self.token),
             &RemoteOptions::default(),
-            self.net.outside(Side::Client(self.number)),
+            self.net.environment(Side::Client(self.number)),
             Box::new(move |most| {
                 if let Some(net) = others.upgrade() {
                     net.meanwhile(most);

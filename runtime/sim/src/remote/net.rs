@@ -5,17 +5,18 @@
 //! Each side notices a broken connection at its own time, perhaps after a new one was made.
 //! Messages in flight may still arrive until then.
 
-use super::hostile::{Deed, Hostile};
+use super::hostile::{ClientAction, Hostile};
 use super::tasks::{Side, Tasks};
 use crate::device::SimDevice;
-use crate::fault::{Fault, Strike};
+use crate::fault::{Fault, FaultOccurrence};
 use crate::served::{FAR, SECRET};
 use crate::world::{Time, World};
 use samite_core::Device;
 use samite_core::environment::Clock;
 use samite_remote::RemoteServerOptions;
 use samite_remote::bare::{
-    BareServer, BoxedTask, Connecting, GrpcStatus, Messages, Outside, Unreachable, Wire, Worker,
+    BareServer, BoxedTask, Connecting, GrpcStatus, Messages, SessionEnvironment, Unreachable, Wire,
+    Worker,
 };
 use samite_testing::Rng;
 use std::collections::BTreeMap;
@@ -107,7 +108,7 @@ struct RemoteNetState {
 
 /// Counters of the events that end sessions. While they are unchanged, a session still exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Harm {
+pub(crate) struct SessionEnders {
     restarts: u64,
     made_room: u64,
     jumps: usize,
@@ -171,8 +172,8 @@ impl Net {
     }
 
     /// Returns the environment of a side.
-    pub fn outside(&self, side: Side) -> Arc<dyn Outside> {
-        Arc::new(SimOutside {
+    pub fn environment(&self, side: Side) -> Arc<dyn SessionEnvironment> {
+        Arc::new(SimSessionEnvironment {
             net: Weak::clone(&self.this),
             clock: Arc::clone(&self.clock),
             side,
@@ -200,11 +201,11 @@ impl Net {
         });
     }
 
-    pub fn harm(&self) -> Harm {
+    pub fn harm(&self) -> SessionEnders {
         let state = self.lock();
         let made_room = state.server.as_ref().map_or(0, BareServer::made_room);
-        let is_jump = |strike: &&Strike| strike.fault == Fault::ClockJump;
-        Harm {
+        let is_jump = |strike: &&FaultOccurrence| strike.fault == Fault::ClockJump;
+        SessionEnders {
             restarts: state.restarts,
             made_room: state.made_room + made_room,
             jumps: self
@@ -462,7 +463,7 @@ impl Net {
 
     /// Accepts a connection on the server.
     fn serve(&self, number: usize) {
-        let outside = self.outside(Side::Server);
+        let environment = self.environment(Side::Server);
         let mut state = self.lock();
         let line = &mut state.lines[number];
         let Some(messages) = line.messages.take() else {
@@ -471,7 +472,7 @@ impl Net {
         let owner = format!("token {}", line.token);
         if state.server.is_none() {
             let device: Arc<dyn Device> = Arc::clone(&self.device) as _;
-            match BareServer::new(&[device], self.options.clone(), outside) {
+            match BareServer::new(&[device], self.options.clone(), environment) {
                 Ok(server) => state.server = Some(server),
                 Err(error) => return self.violate(format!("no server: {error}")),
             }
@@ -556,20 +557,20 @@ impl Net {
         let is_up = state.up <= self.world.now();
         drop(state);
         match deed {
-            Deed::Come(token, message) if is_up => {
+            ClientAction::Come(token, message) if is_up => {
                 let (line, replies) = self.open(None, token);
                 // Replies are inspected in transit; hostile clients do not read them.
                 drop(replies);
                 self.lock().hostile.came(line);
                 self.put(line, Way::ToServer, Ok(message));
             }
-            Deed::Come(..) => {}
-            Deed::Say(line, message) => self.put(line, Way::ToServer, Ok(message)),
-            Deed::Leave(line) => {
+            ClientAction::Come(..) => {}
+            ClientAction::Say(line, message) => self.put(line, Way::ToServer, Ok(message)),
+            ClientAction::Leave(line) => {
                 self.end(line, Way::ToServer);
                 self.lock().lines[line].ends[1] = None;
             }
-            Deed::Cut(line) => {
+            ClientAction::Cut(line) => {
                 self.cut(line);
                 self.lock().lines[line].ends[1] = None;
             }
@@ -675,13 +676,13 @@ impl RemoteNetState {
 
 /// The environment of a side.
 #[derive(Debug)]
-struct SimOutside {
+struct SimSessionEnvironment {
     net: Weak<Net>,
     clock: Arc<dyn Clock>,
     side: Side,
 }
 
-impl Outside for SimOutside {
+impl SessionEnvironment for SimSessionEnvironment {
     fn now(&self) -> Instant {
         self.clock.now()
     }

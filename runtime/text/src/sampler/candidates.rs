@@ -46,7 +46,7 @@ pub struct Candidates {
 enum Order {
     #[default]
     Any,
-    LikeliestFirst,
+    Descending,
     /// By token id.
     Ascending,
     /// By token id, without missing tokens.
@@ -82,7 +82,7 @@ impl Candidates {
         self.items.extend(candidates.into_iter().map(tame));
         let sorted = self.items.is_sorted_by(|a, b| a.logit >= b.logit);
         self.order = if is_sorted && sorted {
-            Order::LikeliestFirst
+            Order::Descending
         } else {
             Order::Any
         };
@@ -90,7 +90,7 @@ impl Candidates {
 
     /// Returns whether the most probable candidates are first.
     pub fn is_sorted(&self) -> bool {
-        self.order == Order::LikeliestFirst
+        self.order == Order::Descending
     }
 
     /// Makes the first of the most probable tokens the only candidate. Returns false if no logit is
@@ -109,7 +109,7 @@ impl Candidates {
             let place = block.iter().position(|logit| *logit >= max)?;
             Some(candidate(((start + place) as u32, &block[place])))
         }));
-        self.order = Order::LikeliestFirst;
+        self.order = Order::Descending;
         !self.items.is_empty()
     }
 
@@ -381,7 +381,7 @@ impl Candidates {
     pub(super) fn keep_token(&mut self, id: u32) {
         self.items.clear();
         self.items.push(candidate((id, &0.0)));
-        self.order = Order::LikeliestFirst;
+        self.order = Order::Descending;
     }
 
     /// Also makes these tokens candidates, if they have logits and are not candidates yet. Used
@@ -401,7 +401,7 @@ impl Candidates {
 
     /// Records that logits changed.
     fn not_sorted(&mut self) {
-        if self.order == Order::LikeliestFirst {
+        if self.order == Order::Descending {
             self.order = Order::Any;
         }
     }
@@ -415,7 +415,7 @@ impl Candidates {
         let mut best = None;
         let (mut max, mut max_id) = (f32::NEG_INFINITY, 0);
         let look_at = match self.order {
-            Order::LikeliestFirst => 1,
+            Order::Descending => 1,
             _ => self.items.len(),
         };
         for (index, candidate) in self.items.iter().enumerate().take(look_at) {
@@ -432,24 +432,23 @@ impl Candidates {
 
     /// Moves the `count` most probable candidates to the front, in order.
     pub(super) fn sort_first(&mut self, count: usize) {
-        if self.order == Order::LikeliestFirst || count == 0 {
+        if self.order == Order::Descending || count == 0 {
             return;
         }
         if count < self.items.len() {
-            self.items
-                .select_nth_unstable_by(count - 1, likeliest_first);
-            self.items[..count].sort_unstable_by(likeliest_first);
+            self.items.select_nth_unstable_by(count - 1, descending);
+            self.items[..count].sort_unstable_by(descending);
             self.order = Order::Any;
         } else {
-            self.items.sort_unstable_by(likeliest_first);
-            self.order = Order::LikeliestFirst;
+            self.items.sort_unstable_by(descending);
+            self.order = Order::Descending;
         }
     }
 
     /// Removes all candidates after the first `count`, which must be in order.
     fn truncate(&mut self, count: usize) {
         self.items.truncate(count);
-        self.order = Order::LikeliestFirst;
+        self.order = Order::Descending;
     }
 
     pub(super) fn keep_only(&mut self, index: usize) {
@@ -468,7 +467,7 @@ fn candidate((id, &logit): (u32, &f32)) -> Candidate {
 }
 
 /// Compares candidates, the most probable first.
-fn likeliest_first(a: &Candidate, b: &Candidate) -> Ordering {
+fn descending(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
@@ -597,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equally_typical_tokens_the_lowest_ids_stay() {
+    fn equally_typical_tokens_stay_by_lowest_id() {
         // The three at .2 are closer to the expected surprise than the one at .4.
         for (p, expected) in [(0.1, &[1][..]), (0.3, &[1, 2]), (0.5, &[1, 2, 4])] {
             let mut candidates = candidates(&[0.4, 0.2, 0.2, 1e-9, 0.2]);
@@ -611,7 +610,7 @@ mod tests {
     /// Chains over 10 000 tokens with probabilities in proportion to their ids, as in llama.cpp's
     /// test.
     #[test]
-    fn stages_in_any_order() {
+    fn truncation_stages_work_in_any_order() {
         const COUNT: usize = 10_000;
         let logits: Vec<f32> = (0..COUNT).map(|id| (id as f32).ln()).collect();
         for chain in [
@@ -664,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_by_id() {
+    fn ties_are_broken_by_id() {
         let mut candidates = candidates(&[0.1, 0.3, 0.3, 0.3]);
         candidates.top_k(2);
         let ids: Vec<u32> = candidates
@@ -691,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draw_takes_one_number() {
+    fn a_draw_uses_one_random_number() {
         let (mut one, mut two) = (Rng::new(5), Rng::new(5));
         candidates(&[1.0]).draw(&mut one).unwrap();
         candidates(&TENTHS).draw(&mut two).unwrap();

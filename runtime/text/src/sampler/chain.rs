@@ -104,12 +104,12 @@ impl Step {
         matches!(self, Step::Penalties(_) | Step::Dry(_))
     }
 
-    fn takes_the_likeliest(&self) -> bool {
+    fn is_greedy(&self) -> bool {
         matches!(self, Step::Temperature { value, range, .. } if *value <= 0.0 && *range <= 0.0)
     }
 
     /// Returns whether the step changes neither the logits nor the most probable candidate.
-    fn keeps_the_likeliest(&self) -> bool {
+    fn keeps_top_tokens(&self) -> bool {
         matches!(
             self,
             Step::TopNSigma(_) | Step::TopK(_) | Step::TopP(_) | Step::MinP(_)
@@ -164,7 +164,7 @@ enum Draw {
 
 /// Candidates that the stages need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum CandidateNeed {
     All,
     /// The top-k, and the tokens whose logits change before.
     Top(usize),
@@ -215,13 +215,13 @@ impl Chain {
     /// Removes steps that have no effect if the most probable token is taken: those that do not
     /// change which one it is, and all later ones.
     fn leave_out_needless(&mut self) {
-        let Some(taken) = self.steps.iter().position(Step::takes_the_likeliest) else {
+        let Some(taken) = self.steps.iter().position(Step::is_greedy) else {
             return;
         };
         let changing = self.changing();
         if self.steps[changing..taken]
             .iter()
-            .all(Step::keeps_the_likeliest)
+            .all(Step::keeps_top_tokens)
         {
             self.steps.drain(changing..taken);
             self.steps.truncate(changing + 1);
@@ -236,7 +236,7 @@ impl Chain {
 
     /// Returns what the steps need. `changed` gets the tokens whose logits change before most
     /// others are removed.
-    pub fn need(&mut self, changed: &mut Vec<u32>) -> Need {
+    pub fn need(&mut self, changed: &mut Vec<u32>) -> CandidateNeed {
         let changing = self.changing();
         for step in &mut self.steps[..changing] {
             match step {
@@ -246,17 +246,17 @@ impl Chain {
             }
         }
         match self.steps.get(changing) {
-            Some(Step::TopK(k)) => Need::Top(*k),
-            Some(step) if step.takes_the_likeliest() => Need::Best,
-            _ => Need::All,
+            Some(Step::TopK(k)) => CandidateNeed::Top(*k),
+            Some(step) if step.is_greedy() => CandidateNeed::Best,
+            _ => CandidateNeed::All,
         }
     }
 
     /// Returns the k whose top-k the steps need, if no earlier step depends on other tokens.
-    pub fn likeliest(&self) -> Option<usize> {
+    pub fn device_top_k(&self) -> Option<usize> {
         match self.steps.first() {
             Some(Step::TopK(k)) => Some(*k),
-            Some(step) if step.takes_the_likeliest() => Some(1),
+            Some(step) if step.is_greedy() => Some(1),
             _ => None,
         }
     }

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repeats_are_those_of_the_definition() {
+    fn repetition_lengths_match_the_definition() {
         let mut rng = crate::Rng::new(3);
         for _ in 0..2000 {
             let params = DryParams {

@@ -34,7 +34,7 @@ impl Candidates {
             return Ok(());
         }
         self.merge_prefixes(|id| vocabulary.token_to_piece(id, false).unwrap_or_default());
-        let likeliest = self.as_slice()[0];
+        let top_tokens = self.as_slice()[0];
         let mut of_text = 0;
         self.retain(|candidate| {
             let is_text = !is_end(candidate.id);
@@ -44,7 +44,7 @@ impl Candidates {
         });
         if of_text == 0 {
             let end = vocabulary.eot().or(vocabulary.eos());
-            self.keep_token(end.unwrap_or(likeliest.id));
+            self.keep_token(end.unwrap_or(top_tokens.id));
             return Ok(());
         }
         let sum: f32 = self.as_slice().iter().map(|kept| kept.probability).sum();

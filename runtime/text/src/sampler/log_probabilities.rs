@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_large_and_small_vocabularies() {
+    fn log_probabilities_for_large_and_small_vocabularies() {
         for count in [3, 5000] {
             let logits: Vec<f32> = (0..count).map(|id| (id % 7) as f32).collect();
             let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_never() {
+    fn nan_logits_have_probability_zero() {
         let logits = [f32::NAN, 1.0, f32::NEG_INFINITY];
         let found = LogProbabilities::new(&logits, 0, 3).unwrap();
         assert_eq!(found.token, f32::NEG_INFINITY);

@@ -61,10 +61,10 @@ impl Mirostat {
 
     /// Returns the number of the most probable candidates within the maximum surprise, if
     /// probabilities follow Zipf's law.
-    fn how_many(&self, likeliest: &[Candidate], vocabulary: usize) -> usize {
+    fn how_many(&self, top_tokens: &[Candidate], vocabulary: usize) -> usize {
         let (mut products, mut squares) = (0.0, 0.0);
-        let likeliest = &likeliest[..ESTIMATED_FROM.min(likeliest.len())];
-        for (rank, pair) in likeliest.windows(2).enumerate() {
+        let top_tokens = &top_tokens[..ESTIMATED_FROM.min(top_tokens.len())];
+        for (rank, pair) in top_tokens.windows(2).enumerate() {
             let rank = rank as f64;
             let distance = libm::log((rank + 2.0) / (rank + 1.0));
             let fall = libm::log(f64::from(pair[0].probability) / f64::from(pair[1].probability));
@@ -79,7 +79,7 @@ impl Mirostat {
         let count = libm::pow(epsilon * libm::exp2(self.mu) / all, 1.0 / s);
         // NaN or infinite if there is one candidate, or if all are equal.
         if count.is_nan() {
-            likeliest.len().max(1)
+            top_tokens.len().max(1)
         } else {
             (count as usize).max(1)
         }

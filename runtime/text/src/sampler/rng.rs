@@ -117,7 +117,7 @@ mod tests {
 
     /// Computed by the authors' C programs, with `splitmix64.c` for the state.
     #[test]
-    fn a_seed_gives_the_same_numbers_in_every_version() {
+    fn random_numbers_of_a_seed_are_stable_across_versions() {
         let mut rng = Rng::new(1234567);
         let drawn = [(); 3].map(|()| rng.next_u64());
         assert_eq!(
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn uniform_numbers() {
+    fn uniform_numbers_cover_the_unit_interval() {
         let mut rng = Rng::new(42);
         let draws: Vec<f64> = (0..10_000).map(|_| rng.uniform()).collect();
         assert!(draws.iter().all(|draw| (0.0..1.0).contains(draw)));

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_the_order_of_the_stages() {
+    fn the_stage_table_is_in_stage_order() {
         for (index, (stage, ..)) in Stage::TABLE.into_iter().enumerate() {
             assert_eq!(stage as usize, index);
         }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_letters_are_read_back() {
+    fn stage_names_and_letters_round_trip() {
         let all = Stage::TABLE.map(|entry| entry.0);
         assert_eq!(Stage::parse_list(&Stage::list(all)), Ok(all.to_vec()));
         assert_eq!(Stage::parse_letters(&Stage::letters(all)), Ok(all.to_vec()));

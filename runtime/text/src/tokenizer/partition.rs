@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_goes_first_even_if_another_starts_before_it() {
+    fn the_longest_special_token_has_priority() {
         let fragments = matcher(&["ab", "bcd"]).partition("xabcdab", false);
         let expected = [Fragment::Text("xa"), Fragment::Token(1), Fragment::Token(0)];
         assert_eq!(fragments, expected);
@@ -235,7 +235,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_one_search_for_each_token(
+        fn partition_matches_one_search_per_token(
             tokens in prop::collection::btree_set("[ab]{1,4}", 1..6),
             text in "[abc]{1,24}",
         ) {

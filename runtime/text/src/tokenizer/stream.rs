@@ -320,7 +320,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn pieces_give_the_tokens_of_the_whole_for_every_kind(
+        fn streamed_tokens_match_the_whole_text_for_every_kind(
             pieces in prop::collection::vec("([abcA1 \n]|<s>|a b|c\nb|12345|é|漢|\\.|\t| \
                 '|'s){0,6}", 0..16),
         ) {
@@ -332,7 +332,7 @@ mod tests {
         }
 
         #[test]
-        fn pieces_give_the_tokens_of_the_whole(pieces in prop::collection::vec("([abc \n]|<s>|a \
+        fn streamed_tokens_match_the_whole_text(pieces in prop::collection::vec("([abc \n]|<s>|a \
             b|c\nb|1|é|\\.){0,6}", 0..12)) {
             for tokenizer in tokenizers() {
                 let whole = tokenizer.tokenize(&pieces.concat(), true, true).unwrap();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_text_is_not_collected() {
+    fn ordinary_text_is_not_buffered() {
         let words = vec!["a bc ab ".to_owned(); 1000];
         let lines = vec!["1.\n2.\n".to_owned(); 1000];
         for tokenizer in tokenizers() {

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_maps_are_errors_or_replace_nothing() {
+    fn damaged_maps_are_errors_or_replace_nothing() {
         let good = map();
         for bad in [
             &good[..3],

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_found_by_id_and_by_name() {
+    fn end_tokens_are_found_by_id_and_name() {
         let vocab = vocab(
             &["a", "b", "<|im_end|>", "<|eom_id|>", "<|file_sep|>", "x"],
             |data| data.eos_id = Some(1),
@@ -256,14 +256,14 @@ mod tests {
     }
 
     #[test]
-    fn a_named_id_goes_before_the_well_known_texts() {
+    fn an_explicit_id_has_priority_over_well_known_texts() {
         let vocab = vocab(&["<|end|>", "over"], |data| data.eot_id = Some(1));
         assert_eq!(vocab.special.eot, Some(1));
         assert_eq!(vocab.end_of_generation, [0, 1]);
     }
 
     #[test]
-    fn end_separates_parts_of_a_harmony_message() {
+    fn the_harmony_end_token_does_not_end_generation() {
         let vocab = vocab(
             &["<|end|>", "<|return|>", "<|call|>", "<|channel|>"],
             |_| {},
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn sentence_end_is_text_where_turns_end_otherwise() {
+    fn the_sentence_end_token_is_text_if_turns_end_otherwise() {
         let vocab = vocab(&["</s>", "<|tool_response>"], |_| {});
         assert_eq!(vocab.end_of_generation, [1]);
         assert_eq!(attributes(&vocab, "</s>"), TokenAttributes::NORMAL);

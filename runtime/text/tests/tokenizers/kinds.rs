@@ -9,7 +9,7 @@ use crate::LINEAR;
 use crate::fixture::load;
 
 #[test]
-fn tokens_are_those_of_the_reference_tools() {
+fn tokens_match_the_reference_tools() {
     for name in ["bert", "bert-cased", "gemma", "t5", "whitespace"] {
         let vocab = load(name);
         assert!(vocab.texts.len() > 40, "{name}");
@@ -33,7 +33,7 @@ fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn what_is_added_to_a_text() {
+fn special_tokens_are_added_per_kind() {
     let bert = load("bert").tokenizer;
     let tokens = bert.tokenize("", true, false).unwrap();
     assert_eq!(tokens, [2, 3]);
@@ -53,7 +53,7 @@ fn what_is_added_to_a_text() {
 }
 
 #[test]
-fn bert_reads_back_with_spaces_between_words() {
+fn bert_detokenizes_with_spaces_between_words() {
     let bert = load("bert").tokenizer;
     let tokens = ids(&bert, "Hello,  WÖRLD");
     assert_eq!(bert.detokenize(&tokens).unwrap(), b"hello , world");
@@ -67,7 +67,7 @@ fn bert_reads_back_with_spaces_between_words() {
 }
 
 #[test]
-fn t5_may_leave_a_character_unknown_for_a_better_rest() {
+fn t5_can_leave_a_character_unknown_for_a_better_score() {
     let tokens = [
         ("<pad>", 0.0, 3),
         ("</s>", 0.0, 3),
@@ -81,7 +81,7 @@ fn t5_may_leave_a_character_unknown_for_a_better_rest() {
 }
 
 #[test]
-fn rwkv_takes_the_longest() {
+fn rwkv_takes_the_longest_token() {
     let tokens = [
         ("<s>", 0.0, 3),
         ("a", 0.0, 1),
@@ -124,7 +124,7 @@ fn plamo2(tokens: &[(&str, f32)]) -> Tokenizer {
 }
 
 #[test]
-fn plamo2_adds_up_scores() {
+fn plamo2_minimizes_the_total_cost() {
     let plamo = plamo2(&[
         ("a", -3.0),
         ("b", -3.0),
@@ -154,7 +154,7 @@ fn plamo2_adds_up_scores() {
 }
 
 #[test]
-fn dna_is_read_in_groups_of_six() {
+fn dna_is_tokenized_in_groups_of_six() {
     let tokens = [
         ("<dna>", 0.0, 1),
         ("</dna>", 0.0, 1),
@@ -197,7 +197,7 @@ fn tiktoken_vocabularies_need_no_merges() {
 }
 
 #[test]
-fn white_space_before_a_mask_is_its_own() {
+fn white_space_before_a_mask_depends_on_the_pre_tokenizer() {
     let tokens = [("<mask>", 0.0, 3), ("a", 0.0, 1), ("\u{120}", 0.0, 1)];
     let mut data = data(TokenizerModel::Gpt2, &tokens);
     data.merges = Some(Vec::new());
@@ -218,7 +218,7 @@ fn white_space_before_a_mask_is_its_own() {
 }
 
 #[test]
-fn tokens_may_be_suppressed_and_fill_in() {
+fn suppressed_and_fill_in_tokens_are_listed() {
     let mut data = data(
         TokenizerModel::Llama,
         &[
@@ -259,7 +259,7 @@ fn cheapest(text: &[char], costs: &[(&str, i64)]) -> i64 {
 
 proptest! {
     #[test]
-    fn plamo2_finds_the_best_way(
+    fn plamo2_finds_the_cheapest_segmentation(
         tokens in prop::collection::btree_map("[abé]{1,4}", -90i64..0, 1..12),
         text in "[abcé]{0,24}",
     ) {
@@ -287,7 +287,10 @@ proptest! {
     }
 
     #[test]
-    fn no_text_panics(text in any::<String>(), marks in "[\\p{M}▁ a\0\u{1F9F5}漢<>\n]{0,20}") {
+    fn text_never_panics(
+        text in any::<String>(),
+        marks in "[\\p{M}▁ a\0\u{1F9F5}漢<>\n]{0,20}",
+    ) {
         for name in ["bert", "bert-cased", "gemma", "t5", "whitespace"] {
             let tokenizer = load_once(name);
             for text in [&text, &marks] {

@@ -25,7 +25,7 @@ static ALL: LazyLock<Vec<Loaded>> = LazyLock::new(|| {
 });
 
 #[test]
-fn tokens_are_those_of_the_reference_tools() {
+fn tokens_match_the_reference_tools() {
     for vocab in ALL.iter() {
         assert!(vocab.texts.len() > 40, "{}", vocab.name);
         for case in &vocab.texts {
@@ -124,7 +124,7 @@ fn text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn any_text_comes_back(text in text(), add_special: bool) {
+    fn any_text_round_trips(text in text(), add_special: bool) {
         for vocab in ALL.iter() {
             let ids = vocab.tokenizer.tokenize(&text, add_special, false).unwrap();
             prop_assert_eq!(
@@ -138,7 +138,7 @@ proptest! {
     }
 
     #[test]
-    fn any_tokens_make_a_stream_of_text(ids in prop::collection::vec(0..640u32, 0..20)) {
+    fn any_tokens_stream_as_valid_text(ids in prop::collection::vec(0..640u32, 0..20)) {
         for vocab in ALL.iter() {
             let mut stream = Utf8Stream::new();
             let mut text = String::new();

@@ -102,7 +102,7 @@ fn loss_of(model: &Arc<Model>, adapter: &Path, window: &[u32]) -> f64 {
 
 /// Training and inference agree for heads of any width, biases, uneven RoPE frequencies, and YaRN.
 #[test]
-fn an_adapter_that_was_learnt_runs() {
+fn a_trained_adapter_can_be_run() {
     let folder = tempfile::tempdir().unwrap();
     let with = |architecture, optional: &[&'static str]| SyntheticModel {
         optional: optional.to_vec(),
@@ -140,7 +140,7 @@ fn an_adapter_that_was_learnt_runs() {
 
 /// With quantized weights, the CPU also rounds the activations.
 #[test]
-fn devices_agree_on_models_of_any_type() {
+fn devices_agree_for_every_weight_type() {
     let folder = tempfile::tempdir().unwrap();
     for (dtype, limit) in [(DType::F32, 1e-4), (DType::F16, 1e-3), (DType::Q8_0, 0.05)] {
         let model = SyntheticModel {
@@ -173,7 +173,7 @@ fn devices_agree_on_models_of_any_type() {
 }
 
 #[test]
-fn a_resumed_adapter_is_the_uninterrupted_one() {
+fn a_resumed_adapter_matches_an_uninterrupted_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint.gguf");
     let model = SyntheticModel::tiny("llama");
@@ -197,7 +197,7 @@ fn a_resumed_adapter_is_the_uninterrupted_one() {
 }
 
 #[test]
-fn what_cannot_be_adapted_is_named() {
+fn unsupported_adapter_targets_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |model: &SyntheticModel, targets: &[&str]| {
         let mut config = config();

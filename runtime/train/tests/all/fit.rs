@@ -61,7 +61,7 @@ fn linear(options: FitOptions) -> Fit {
 }
 
 #[test]
-fn a_line_is_found() {
+fn fitting_recovers_a_line() {
     let options = FitOptions {
         batch: 8,
         optimizer: Optimizer::Sgd {
@@ -91,7 +91,7 @@ fn a_line_is_found() {
 }
 
 #[test]
-fn exclusive_or_is_learnt() {
+fn fitting_learns_exclusive_or() {
     let inputs = [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]].concat();
     let labels = [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]].concat();
     let samples = Samples::new(inputs, 2, labels.clone(), 2).unwrap();
@@ -134,7 +134,7 @@ fn exclusive_or_is_learnt() {
 }
 
 #[test]
-fn without_labels_outputs_themselves_are_made_small() {
+fn without_labels_outputs_are_minimized() {
     for (loss, factor) in [(Loss::Sum, 3.0), (Loss::Mean, 1.0)] {
         let options = FitOptions {
             batch: 3,
@@ -167,7 +167,7 @@ fn without_labels_outputs_themselves_are_made_small() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_sizes_are_refused() {
     let message = |error: Error| error.to_string();
     for (inputs, input_len, labels, label_len, part) in [
         (0, 1, 0, 0, "0 numbers are no inputs"),

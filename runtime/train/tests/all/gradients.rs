@@ -211,7 +211,7 @@ fn check_one(what: &str, range: [f32; 2], op: Op) {
 }
 
 #[test]
-fn functions_of_one_element() {
+fn unary_functions() {
     let all = [-2.0, 2.0];
     check_one(
         "scale",
@@ -252,7 +252,7 @@ fn functions_of_one_element() {
 }
 
 #[test]
-fn functions_of_two_elements() {
+fn binary_functions() {
     for op in [Op::Add, Op::Sub, Op::Mul, Op::Div] {
         for shape in [[6, 3, 2, 1], [6, 1, 1, 1], [2, 1, 2, 1], [1, 1, 1, 1]] {
             check(op.name(), |s| {
@@ -469,7 +469,7 @@ fn whole_model() {
 }
 
 #[test]
-fn whole_model_with_layers_computed_again() {
+fn whole_model_with_recomputed_layers() {
     check_model("llama, computed again", false, true);
 }
 
@@ -558,7 +558,7 @@ fn products_with_quantized_weights() {
 }
 
 #[test]
-fn what_writes_is_not_computed_again() {
+fn writing_nodes_are_not_recomputed() {
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
     let start = graph.sqr(x).unwrap();
@@ -571,7 +571,7 @@ fn what_writes_is_not_computed_again() {
 }
 
 #[test]
-fn what_cannot_be_differentiated_is_named() {
+fn unsupported_gradients_are_named() {
     let mut graph = Graph::new();
     let x = graph.input("x", DType::F32, [4, 4, 1, 1]).unwrap();
     let y = graph.unary(x, Unary::HardSwish).unwrap();

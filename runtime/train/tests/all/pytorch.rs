@@ -95,7 +95,7 @@ fn follows(case: &Value, optimizer: Optimizer, rate: f32) {
 }
 
 #[test]
-fn adamw_steps_as_pytorch_does() {
+fn adamw_steps_match_pytorch() {
     let all = fixture();
     for name in ["adamw", "adamw_unlimited"] {
         let case = &all[name];
@@ -110,7 +110,7 @@ fn adamw_steps_as_pytorch_does() {
 }
 
 #[test]
-fn descent_with_momentum_steps_as_pytorch_does() {
+fn sgd_with_momentum_steps_match_pytorch() {
     let case = &fixture()["sgd"];
     let optimizer = Optimizer::Sgd {
         momentum: number(&case["momentum"]),
@@ -179,7 +179,7 @@ fn differentiates(
 }
 
 #[test]
-fn norms_have_pytorchs_gradients_on_both_sides_of_eps() {
+fn norm_gradients_match_pytorch_around_eps() {
     let eps = |name: &str| number(&fixture()[name]["eps"]);
     let limit = eps("l2_norm");
     differentiates("l2_norm", |g, x| g.l2_norm(x[0], limit));
@@ -188,7 +188,7 @@ fn norms_have_pytorchs_gradients_on_both_sides_of_eps() {
 }
 
 #[test]
-fn functions_have_pytorchs_gradients_also_at_zero() {
+fn function_gradients_match_pytorch_even_at_zero() {
     for (name, function) in [
         ("gelu_erf", Unary::GeluErf),
         ("gelu", Unary::Gelu),
@@ -200,7 +200,7 @@ fn functions_have_pytorchs_gradients_also_at_zero() {
 }
 
 #[test]
-fn rows_written_into_memory_in_use_have_pytorchs_gradients() {
+fn set_rows_gradients_match_pytorch() {
     differentiates("set_rows", |g, x| {
         let rows = g.arange(0.0, 2.0, 1.0)?;
         let rows = g.scale_bias(rows, -2.0, 2.0)?;

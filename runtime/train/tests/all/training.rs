@@ -74,7 +74,7 @@ fn close(a: &[f32], b: &[f32]) {
 }
 
 #[test]
-fn devices_agree_alone_and_together() {
+fn losses_agree_on_single_and_split_devices() {
     let config = config();
     let expected = losses(&mut trainer(&config, vec![reference("r")], &[]), 50);
     assert!(expected[49] < 0.8 * expected[0], "{expected:?}");
@@ -88,7 +88,7 @@ fn devices_agree_alone_and_together() {
 }
 
 #[test]
-fn descent_with_momentum_learns_too() {
+fn sgd_with_momentum_learns() {
     let mut config = config();
     config.training.optimizer = samite_train::Optimizer::Sgd {
         momentum: 0.9,
@@ -104,7 +104,7 @@ fn descent_with_momentum_learns_too() {
 }
 
 #[test]
-fn accumulated_batches_are_one_large_batch() {
+fn accumulated_batches_match_one_large_batch() {
     let mut config = config();
     config.training.batch = 4;
     let whole = losses(&mut trainer(&config, vec![cpu(1)], &[]), 20);
@@ -117,7 +117,7 @@ fn accumulated_batches_are_one_large_batch() {
 }
 
 #[test]
-fn a_resumed_run_is_the_uninterrupted_one() {
+fn a_resumed_run_matches_an_uninterrupted_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint.gguf");
     let config = config();
@@ -163,7 +163,7 @@ fn a_resumed_run_is_the_uninterrupted_one() {
 }
 
 #[test]
-fn a_checkpoint_survives_a_failed_one() {
+fn a_failed_save_preserves_the_previous_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint.gguf");
     let mut run = trainer(&config(), vec![cpu(1)], &[]);
@@ -180,7 +180,7 @@ fn a_checkpoint_survives_a_failed_one() {
 }
 
 #[test]
-fn what_is_computed_again_is_the_same_and_takes_less_memory() {
+fn recomputation_gives_equal_results_with_less_memory() {
     let mut config = config();
     let model = config.model.as_mut().unwrap();
     (model.layers, model.feed_forward) = (6, 64);
@@ -243,7 +243,7 @@ fn models_are_written_with_their_tokenizer() {
 }
 
 #[test]
-fn bad_input_is_refused_with_its_reason() {
+fn invalid_training_input_is_refused_with_the_reason() {
     let config = config();
     let mut run = trainer(&config, vec![cpu(1)], &[]);
     let window: Vec<u32> = (0..9).collect();
@@ -269,7 +269,7 @@ fn bad_input_is_refused_with_its_reason() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_names_where_it_began() {
+fn a_non_finite_loss_names_the_first_bad_result() {
     let mut config = config();
     config.training.clip = 0.0;
     config.training.schedule.rate = 1e30;

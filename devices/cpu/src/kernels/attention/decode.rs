@@ -95,7 +95,7 @@ pub(super) fn scratch(node: Node<'_>, threads: usize) -> Option<usize> {
     Some(plan(node, threads, is_whole)?.total)
 }
 
-/// Returns the bytes of scratch memory of [`Alone`].
+/// Returns the bytes of scratch memory of [`SingleTokens`].
 pub(super) fn scratch_alone(node: Node<'_>, threads: usize) -> Option<usize> {
     Some(plan(node, threads, true)?.total)
 }
@@ -136,13 +136,13 @@ const LANES: usize = 16;
 
 /// Tokens that are computed one by one although others are computed in blocks.
 #[derive(Clone, Copy)]
-pub(super) struct Alone(DecodeAttention);
+pub(super) struct SingleTokens(DecodeAttention);
 
-impl Alone {
+impl SingleTokens {
     /// Creates the computation for a node, with [`scratch_alone`] bytes of memory.
     pub fn new(context: &KernelContext<'_>, scratch: Scratch) -> Result<Self> {
         let plan = plan(context.node, context.threads, true).ok_or_else(too_large)?;
-        Ok(Alone(DecodeAttention::new(context, plan, scratch)?))
+        Ok(SingleTokens(DecodeAttention::new(context, plan, scratch)?))
     }
 
     /// Returns the number of tasks.

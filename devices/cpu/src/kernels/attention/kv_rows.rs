@@ -386,7 +386,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
         #[test]
-        fn products_sums_and_numbers_agree_with_plain_loops(
+        fn kv_kernels_match_plain_loops(
             count in 1..=BLOCK, columns in 1usize..9, len in 0usize..150, seed: u32,
             hidden in 0..2 * BLOCK,
         ) {

@@ -2,7 +2,7 @@
 //! together. If few rows of a block see the same keys, as with many sequences of one token each,
 //! the block's tokens are computed one by one.
 
-use super::decode::{Alone, scratch_alone};
+use super::decode::{SingleTokens, scratch_alone};
 use super::query_block::{
     Class, LANES_STRIDE, QueryBlock, QueryBlocks, ROWS, RowLanes, Sums, cap, soften,
 };
@@ -212,7 +212,7 @@ pub(super) fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         }
         Ok(())
     });
-    let alone = Alone::new(context, scratch.behind(parts.one_by_one))?;
+    let alone = SingleTokens::new(context, scratch.behind(parts.one_by_one))?;
     let one_by_one = Phase::new(alone.tasks(), work, move |tasks, worker| {
         for task in tasks {
             let (batch, token) = alone.place(task);

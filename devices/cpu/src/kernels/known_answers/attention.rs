@@ -128,7 +128,7 @@ fn attention_over_few_and_many_keys() {
 }
 
 #[test]
-fn tokens_of_many_sequences_see_their_own_keys() {
+fn tokens_attend_only_to_their_own_sequence() {
     // 42 sequences have a token and 32 keys each. One has 54 tokens, which see the earlier ones,
     // and 40 keys before all.
     let (d, heads, kv_heads, alone, own, before) = (32, 6, 2, 42, 32, 40);
@@ -204,7 +204,7 @@ fn tokens_of_many_sequences_see_their_own_keys() {
 }
 
 #[test]
-fn attention_to_keys_that_matter_more_and_more_or_less_and_less() {
+fn attention_with_rising_and_falling_logits() {
     let (d, keys, heads) = (8, 700, 4);
     for tokens in [1, 40] {
         let mut g = Graph::new();
@@ -230,7 +230,7 @@ fn attention_to_keys_that_matter_more_and_more_or_less_and_less() {
 }
 
 #[test]
-fn a_row_that_sees_no_key_is_zero_and_sinks_take_their_share() {
+fn fully_masked_rows_are_zero_and_sinks_take_weight() {
     let mut g = Graph::new();
     let q = input(&mut g, &[4, 1, 1]);
     let (k, v) = (input(&mut g, &[4, 2, 1]), input(&mut g, &[4, 2, 1]));

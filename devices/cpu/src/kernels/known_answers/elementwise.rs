@@ -16,7 +16,7 @@ fn arithmetic_repeats_the_second_operand() {
 }
 
 #[test]
-fn arithmetic_on_turned_operands_and_halves() {
+fn arithmetic_on_transposed_and_f16_operands() {
     let turned = two(
         [
             (&[2, 2], &[1., 2., 3., 4.]),
@@ -68,7 +68,7 @@ fn results_may_overwrite_either_operand() {
         let device = device(1);
         let mut stream = device.open_stream().unwrap();
         let mut prepared = stream
-            .prepare(Placed {
+            .prepare(PlacedGraph {
                 graph: &g,
                 nodes: &nodes,
                 places: &places,
@@ -90,7 +90,7 @@ fn results_may_overwrite_either_operand() {
 }
 
 #[test]
-fn functions_of_one_element() {
+fn unary_functions() {
     let x = [-2.0, -0.5, 0.0, 0.5, 3.5];
     let of = |function| one(&[5], &x, |g, a| g.unary(a, function));
     near(&of(Unary::Abs), &[2.0, 0.5, 0.0, 0.5, 3.5]);

@@ -37,7 +37,7 @@ fn products_of_every_type() {
 }
 
 #[test]
-fn products_repeat_weights_and_read_turned_columns() {
+fn products_broadcast_weights_and_read_transposed_columns() {
     // Two matrices of columns share one matrix of weights. Columns are transposed.
     let mut g = Graph::new();
     let w = input(&mut g, &[2, 3]);
@@ -52,7 +52,7 @@ fn products_repeat_weights_and_read_turned_columns() {
 }
 
 #[test]
-fn products_with_chosen_experts() {
+fn products_with_selected_experts() {
     let mut g = Graph::new();
     let experts = input(&mut g, &[2, 1, 3]);
     let x = input(&mut g, &[2, 1, 2]);

@@ -33,7 +33,7 @@ fn rows_reduced() {
 }
 
 #[test]
-fn orders_and_maxima() {
+fn argsort_top_k_and_argmax() {
     let mut g = Graph::new();
     let x = input(&mut g, &[4, 2]);
     let largest = g.argmax(x).unwrap();
@@ -55,7 +55,7 @@ fn orders_and_maxima() {
 }
 
 #[test]
-fn arranged_elements() {
+fn repeat_and_concat_arrange_elements() {
     near(
         &one(&[2], &[1., 2.], |g, a| g.repeat(a, [4, 2, 1, 1])),
         &[1., 2., 1., 2., 1., 2., 1., 2.],
@@ -79,7 +79,7 @@ fn arranged_elements() {
 }
 
 #[test]
-fn rows_read_and_written() {
+fn get_rows_and_set_rows() {
     let mut g = Graph::new();
     let table = input(&mut g, &[32, 3]);
     let quantized = g.cast(table, DType::Q8_0).unwrap();
@@ -99,7 +99,7 @@ fn rows_read_and_written() {
 }
 
 #[test]
-fn the_last_of_equal_row_numbers_wins() {
+fn the_last_duplicate_row_index_wins() {
     let mut g = Graph::new();
     let rows = input(&mut g, &[2000, 3]);
     let ids = integers(&mut g, &[3]);
@@ -116,7 +116,7 @@ fn the_last_of_equal_row_numbers_wins() {
 }
 
 #[test]
-fn rope_turns_pairs() {
+fn rope_rotates_pairs() {
     let mut g = Graph::new();
     let x = input(&mut g, &[4, 1, 2]);
     let positions = integers(&mut g, &[2]);

@@ -9,8 +9,8 @@ use crate::operand::Operand;
 use crate::packed::bf16_amx;
 use crate::packed::layout::PackedLayout;
 use crate::packed::{self, PANEL, PackedProduct};
-use crate::product::{Column, Panel, PanelFn, Reading};
-use crate::tune::{self, Readings};
+use crate::product::{AccessPattern, Column, Panel, PanelFn};
+use crate::tune::{self, AccessPatterns};
 use crate::unpacked::{self, float};
 use samite_core::{DType, Layout, Node, Op};
 use std::mem::MaybeUninit;
@@ -63,7 +63,7 @@ enum Rows {
         /// True if results exceed the caches.
         past_caches: bool,
         /// Access pattern for weights in memory.
-        readings: Readings,
+        readings: AccessPatterns,
         /// Maximum number of columns that are gathered at a time if they are scattered, as those of
         /// an expert are. Otherwise 0.
         most_gathered: usize,
@@ -132,7 +132,7 @@ impl Product {
                 ActivationForm::Int8Slabs(_) if past_caches && each <= GEMV_COLUMNS => {
                     tune::choose(isa)
                 }
-                _ => Readings::DEFAULT,
+                _ => AccessPatterns::DEFAULT,
             };
             let most_gathered = form.slabs().map_or(0, |slabs| {
                 let most = GATHERED_BYTES / slabs.column_bytes().max(1);
@@ -278,7 +278,7 @@ impl Product {
             }
             _ => {
                 let first = weights.at([rows.start, i2, i3]);
-                (first, weights.strides()[1], false, Reading::DEFAULT)
+                (first, weights.strides()[1], false, AccessPattern::DEFAULT)
             }
         };
         let slabs = self.form.slabs();

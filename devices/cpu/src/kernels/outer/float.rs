@@ -253,7 +253,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
         #[test]
-        fn sums_agree_with_plain_loops(
+        fn outer_product_sums_match_plain_loops(
             len in 1usize..150, terms in 0usize..300, columns in 1usize..30, across: bool,
             add: bool, seed: u32,
         ) {

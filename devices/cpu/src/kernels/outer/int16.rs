@@ -145,12 +145,12 @@ trait ColumnLayout {
 }
 
 /// Columns one after the other.
-struct Along;
+struct Consecutive;
 
 /// Adjacent columns.
-struct Beside;
+struct Adjacent;
 
-impl ColumnLayout for Along {
+impl ColumnLayout for Consecutive {
     const NEXT: usize = 1;
     #[inline(always)]
     fn pairs(groups: usize) -> usize {
@@ -162,7 +162,7 @@ impl ColumnLayout for Along {
     }
 }
 
-impl ColumnLayout for Beside {
+impl ColumnLayout for Adjacent {
     const NEXT: usize = BESIDE;
     #[inline(always)]
     fn pairs(_groups: usize) -> usize {
@@ -276,8 +276,8 @@ macro_rules! compile {
 
             pub const PRODUCTS: Products = Products {
                 round,
-                along: sums::<Along>,
-                beside: sums::<Beside>,
+                along: sums::<Consecutive>,
+                beside: sums::<Adjacent>,
                 crossed: <$simd as crate::simd::int8::Simd>::CROSSED,
             };
         }
@@ -323,7 +323,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
         #[test]
-        fn sums_agree_with_plain_loops(
+        fn outer_product_sums_match_plain_loops(
             steps in 1usize..5, terms in 1usize..140, columns in 1usize..=BESIDE, add: bool,
             seed: u32,
         ) {

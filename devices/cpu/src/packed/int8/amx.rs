@@ -469,7 +469,7 @@ mod tests {
     use crate::packed::formats::Q8_0;
 
     #[test]
-    fn configurations_of_others_are_left_as_they_are() {
+    fn foreign_tile_configurations_are_restored() {
         let Some(_tiles) = Isa::all().into_iter().find_map(|isa| match isa {
             Isa::Avx512(token) => token.tiles(),
             _ => None,
@@ -491,7 +491,7 @@ mod tests {
             first: 0,
             slabs: 0,
             past_caches: false,
-            reading: crate::product::Reading::DEFAULT,
+            reading: crate::product::AccessPattern::DEFAULT,
             scratch: std::ptr::null_mut(),
         };
         // SAFETY: AMX was detected, and everything has the required size.

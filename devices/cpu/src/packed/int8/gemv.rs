@@ -11,7 +11,7 @@ use crate::activations::SLAB;
 use crate::packed::decode::{Format, PanelSlab, Scheme, Sink};
 use crate::packed::tile::Results;
 use crate::packed::{LANES, PANEL, Sum, store_all};
-use crate::product::{Column, Panel, Reading};
+use crate::product::{AccessPattern, Column, Panel};
 use crate::simd::int8::{Simd, steps_between_carries};
 use samite_core::DType;
 
@@ -49,7 +49,7 @@ pub(crate) unsafe fn multiply<F: Format, V: Simd, const C: usize>(
     panel: &Panel,
     columns: &[Column; C],
 ) {
-    let Reading { ahead, streams } = panel.reading;
+    let AccessPattern { ahead, streams } = panel.reading;
     let panels = panel.rows.div_ceil(PANEL);
     // Each stream has consecutive panels.
     let run = panels.div_ceil(streams.clamp(1, STREAMS));

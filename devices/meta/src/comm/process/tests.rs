@@ -181,7 +181,7 @@ fn is_dead(group: &ProcessGroup, began: &AtomicU64, reason: &str) {
 }
 
 #[test]
-fn who_is_late_but_in_time_is_waited_for_at_every_call() {
+fn slow_peers_within_the_deadline_are_awaited() {
     let late = Others::At(DEADLINE - Duration::from_millis(1));
     let (group, clock, _) = scripted(&[late, Others::Same, Others::Same]);
     let mut x = [1.5, -2.0];
@@ -193,7 +193,7 @@ fn who_is_late_but_in_time_is_waited_for_at_every_call() {
 }
 
 #[test]
-fn who_does_not_come_is_lost_at_the_deadline_and_never_before() {
+fn missing_peers_are_lost_exactly_at_the_deadline() {
     let calls: [fn(&ProcessGroup) -> Result<()>; 5] = [
         |group| group.communicator().all_reduce(&mut [1.0; 4]),
         |group| group.communicator().all_gather(&[1], &[1; 3], &mut [0; 3]),
@@ -217,7 +217,7 @@ fn who_does_not_come_is_lost_at_the_deadline_and_never_before() {
 }
 
 #[test]
-fn who_does_not_come_is_named_as_far_as_the_others_told() {
+fn timeouts_name_the_missing_peers_known_so_far() {
     for (others, who) in [
         (
             Others::Lost,
@@ -249,7 +249,7 @@ fn who_does_not_come_is_named_as_far_as_the_others_told() {
 }
 
 #[test]
-fn another_deadline_counts_for_one_call_only() {
+fn a_custom_deadline_applies_to_one_call() {
     let (group, clock, _) = scripted(&[Others::At(4 * DEADLINE), Others::Lost]);
     group.wait_for_all(5 * DEADLINE).unwrap();
     assert!(group.wait_for_all(DEADLINE / 2).is_err());
@@ -258,7 +258,7 @@ fn another_deadline_counts_for_one_call_only() {
 }
 
 #[test]
-fn a_broken_connection_and_another_call_poison_the_group() {
+fn broken_connections_and_mismatched_calls_poison_the_group() {
     let (group, clock, began) = scripted(&[Others::Killed]);
     let error = group.communicator().barrier().unwrap_err();
     assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
@@ -285,7 +285,7 @@ fn a_cancelled_process_does_not_wait() {
 }
 
 #[test]
-fn a_failure_that_one_tells_of_is_everybodys() {
+fn a_failure_reported_by_one_peer_ends_all() {
     let (group, _, _) = scripted(&[Others::Failing, Others::Failing]);
     let error = group.agree("number", 1).unwrap_err();
     assert_eq!(error.to_string(), "meta: rank 2: no disk");
@@ -348,7 +348,7 @@ fn processes_exchange_the_same_bits_as_threads() {
 }
 
 #[test]
-fn what_differs_is_the_same_error_for_all() {
+fn disagreements_give_every_process_the_same_error() {
     let said = together(3, |group| {
         group.agree("model", 7).unwrap();
         assert_eq!(
@@ -369,7 +369,7 @@ fn what_differs_is_the_same_error_for_all() {
 }
 
 #[test]
-fn who_fails_is_heard_wherever_the_others_are() {
+fn failures_reach_peers_in_any_call() {
     let said = together(3, |group| {
         match group.rank() {
             0 => drop(group.agree("model", 7)),

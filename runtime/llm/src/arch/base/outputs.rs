@@ -20,7 +20,7 @@ impl Base<'_> {
     /// Returns the errors of `layer`.
     pub fn encoder(&self, layer: impl FnMut(usize) -> Result<Layer>) -> Result<Spec> {
         let mut spec = self.decoder(layer)?;
-        spec.set_sees_later();
+        spec.set_bidirectional();
         spec.head.output = None;
         Ok(spec)
     }
@@ -116,7 +116,7 @@ fn needs_past(branch: &Branch) -> bool {
         | Mixer::Linear(_)
         | Mixer::LowRank(..)
         | Mixer::PerLayer(..)
-        | Mixer::Nothing => false,
+        | Mixer::Identity => false,
     }
 }
 
@@ -124,7 +124,7 @@ fn needs_past(branch: &Branch) -> bool {
 pub(in crate::arch) fn read(mut spec: Spec, keys: &Keys<'_>) -> Result<Spec> {
     const CAUSAL: &str = "attention.causal";
     spec.pooling = pooling(keys, "pooling_type")?;
-    if keys.get::<bool>(CAUSAL)? == Some(false) && !spec.sees_later() {
+    if keys.get::<bool>(CAUSAL)? == Some(false) && !spec.is_bidirectional() {
         let is_refused = (spec.layers.iter().flat_map(Layer::branches)).any(needs_past);
         if is_refused {
             return Err(keys.error(
@@ -132,7 +132,7 @@ pub(in crate::arch) fn read(mut spec: Spec, keys: &Keys<'_>) -> Result<Spec> {
                 "is false, which is not supported for layers with a gated delta rule, a state space, short rows, or the keys of other layers",
             ));
         }
-        spec.set_sees_later();
+        spec.set_bidirectional();
     }
     Ok(spec)
 }

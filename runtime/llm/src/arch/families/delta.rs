@@ -1,8 +1,8 @@
 //! Models with recurrent state in most layers: Qwen3-Next, Qwen3.5 and LFM2.
 
 use crate::arch::spec::{
-    Attention, DeltaInput, DeltaNet, DeltaRates, Gate, Layer, Linear, Mixer, Part, Presence,
-    Projection, Routing, ShortConv, Spec,
+    Attention, DeltaInput, DeltaNet, DeltaRates, Gate, Layer, Linear, Mixer, Presence, Projection,
+    Routing, ShortConv, Spec, SubLayer,
 };
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
@@ -81,7 +81,7 @@ fn hybrid(
     feed_forward: impl Fn(&Base<'_>, usize) -> Result<Mixer>,
 ) -> Result<Spec> {
     let base = Base::read(keys, RopeMode::Neox)?;
-    let layers = base.n_layer + base.n_spare;
+    let layers = base.n_layer + base.n_mtp_layers;
     let recurrent = keys.flags("attention.recurrent_layers", layers);
     let every = keys.extent("full_attention_interval")?.unwrap_or(4);
     let is_recurrent = |il: usize| match &recurrent {
@@ -97,8 +97,8 @@ fn hybrid(
         };
         let second = base.stream_norm("post_attention_norm");
         let parts = [
-            Part::new(norm, mixer),
-            Part::new(second, feed_forward(&base, il)?),
+            SubLayer::new(norm, mixer),
+            SubLayer::new(second, feed_forward(&base, il)?),
         ];
         Ok(base.layer(il, parts))
     })
@@ -125,7 +125,7 @@ pub(super) const QWEN3NEXT: Architecture = Architecture {
     spec: |keys| {
         let mut spec = hybrid(keys, true, experts)?;
         // Files may have both forms of the input matrix.
-        spec.spare.names = vec!["ssm_in."];
+        spec.ignored.names = vec!["ssm_in."];
         Ok(spec)
     },
 };
@@ -153,7 +153,7 @@ fn lfm2(keys: &Keys<'_>, feed_forward: impl Fn(&Base<'_>, usize) -> Result<Mixer
             0 => ShortConv {
                 channels: n_embd,
                 width,
-                sees_later: false,
+                is_bidirectional: false,
                 input: Linear::new("shortconv.in_proj", [n_embd, 3 * n_embd]),
                 weights: "shortconv.conv.weight",
                 output: Linear::new("shortconv.out_proj", [n_embd, n_embd]),
@@ -168,8 +168,8 @@ fn lfm2(keys: &Keys<'_>, feed_forward: impl Fn(&Base<'_>, usize) -> Result<Mixer
             }
         };
         let parts = [
-            Part::new(base.stream_norm("attn_norm"), mixer),
-            Part::new(base.stream_norm("ffn_norm"), feed_forward(&base, il)?),
+            SubLayer::new(base.stream_norm("attn_norm"), mixer),
+            SubLayer::new(base.stream_norm("ffn_norm"), feed_forward(&base, il)?),
         ];
         Ok(base.layer(il, parts))
     })?;
@@ -195,7 +195,7 @@ pub(super) const LFM2MOE: Architecture = Architecture {
             let counts = base.require_expert_counts()?;
             let mut experts = base.experts(il, counts, base.require_expert_width()?)?;
             experts.routing = base.routing(Routing::Sigmoid)?;
-            experts.choice_bias = Some(("exp_probs_b.bias", Presence::Required));
+            experts.selection_bias = Some(("exp_probs_b.bias", Presence::Required));
             Ok(experts.into())
         })
     },

@@ -7,7 +7,7 @@ use crate::error::Result;
 use samite_core::RopeMode;
 
 fn filled(mut spec: Spec) -> Spec {
-    spec.set_sees_later();
+    spec.set_bidirectional();
     spec
 }
 
@@ -21,7 +21,7 @@ pub(super) const DREAM: Architecture = Architecture {
         if let Some(output) = &mut spec.head.output {
             output.bias = Presence::Absent;
         }
-        spec.spare.names = vec!["output.bias"];
+        spec.ignored.names = vec!["output.bias"];
         Ok(filled(spec))
     },
 };
@@ -37,7 +37,7 @@ pub(super) const LLADA: Architecture = Architecture {
             layer.without_biases();
             Ok(layer)
         })?;
-        spec.spare.names = llama::UNREAD.to_vec();
+        spec.ignored.names = llama::UNREAD.to_vec();
         Ok(filled(spec))
     },
 };

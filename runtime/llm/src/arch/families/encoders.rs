@@ -3,8 +3,8 @@
 use super::gemma;
 use super::llama::both_norms;
 use crate::arch::spec::{
-    Activation, Attention, Branch, Experts, Layer, Mixer, Mlp, Norm, NormOver, Part, Presence,
-    Span, Spec,
+    Activation, Attention, Branch, Experts, Layer, Mixer, Mlp, Norm, NormOver, Presence, Span,
+    Spec, SubLayer,
 };
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
@@ -18,9 +18,9 @@ fn bert(
 ) -> Result<Spec> {
     let mut spec = base.encoder(|il| {
         let (attention, feed_forward) = layer(il)?;
-        let part = |mixer: Mixer, name| Part {
+        let part = |mixer: Mixer, name| SubLayer {
             sum_norm: Some(base.stream_norm(name)),
-            ..Part::bare(mixer)
+            ..SubLayer::bare(mixer)
         };
         Ok(base.layer(
             il,
@@ -153,14 +153,14 @@ pub(super) const JINA_BERT_V2: Architecture = Architecture {
 };
 
 /// Creates a sub-layer that adds the layer's input and normalizes the sum.
-fn again(norm: Norm) -> Part {
-    Part {
+fn again(norm: Norm) -> SubLayer {
+    SubLayer {
         branches: vec![Branch {
             of_layer: true,
-            ..Branch::new(Mixer::Nothing)
+            ..Branch::new(Mixer::Identity)
         }],
         sum_norm: Some(norm),
-        ..Part::bare(Mixer::Nothing)
+        ..SubLayer::bare(Mixer::Identity)
     }
 }
 
@@ -277,9 +277,9 @@ pub(super) const LLAMA_EMBED: Architecture = Architecture {
     name: "llama-embed",
     spec: |keys| {
         let mut spec = (super::llama::LLAMA.spec)(keys)?;
-        spec.set_sees_later();
+        spec.set_bidirectional();
         spec.head.output = None;
-        spec.spare.names.push("output.");
+        spec.ignored.names.push("output.");
         Ok(spec)
     },
 };
@@ -302,7 +302,7 @@ pub(super) const GEMMA_EMBEDDING: Architecture = Architecture {
         spec.embedding.scale = Some((base.n_embd as f32).sqrt());
         spec.embedding.scales_table_alone = true;
         spec.head.dense = base.dense()?;
-        spec.spare.names = vec!["output."];
+        spec.ignored.names = vec!["output."];
         Ok(spec)
     },
 };

@@ -2,8 +2,8 @@
 
 use super::llama::both_norms;
 use crate::arch::spec::{
-    Activation, Attention, Branch, Divisors, Linear, Mixer, Mlp, Norm, Part, PerLayer, Presence,
-    Projection, RouterInput, Spec, Streams,
+    Activation, AltUp, Attention, Branch, Linear, Mixer, Mlp, Norm, PerLayer, Presence, Projection,
+    RopeFactors, RouterInput, Spec, SubLayer,
 };
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
@@ -14,7 +14,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 const SHARED: &str = "attention.shared_kv_layers";
 
 /// Matrices that files may have in these layers although no graph reads them.
-const SPARE: [&str; 3] = ["attn_k.", "attn_v.", "attn_k_norm."];
+const IGNORED: [&str; 3] = ["attn_k.", "attn_v.", "attn_k_norm."];
 
 pub(super) fn mlp(base: &Base<'_>, il: usize) -> Result<Mlp> {
     Ok(base.gated(
@@ -145,7 +145,7 @@ fn sharing_attention(
         }
         attention.set_window(keys.require_extent(WINDOW)?, rope);
     } else {
-        attention.set_divisors(Divisors::Frequencies);
+        attention.set_rope_factors(RopeFactors::Frequencies);
     }
     Ok(attention)
 }
@@ -198,12 +198,12 @@ pub(super) const GEMMA3N: Architecture = Architecture {
         }
         let shared = keys.count(SHARED)?;
         let shared = shared.unwrap_or(n_layer.saturating_sub(OWN));
-        let deviations = keys.floats("activation_sparsity_scale", n_layer + base.n_spare)?;
+        let deviations = keys.floats("activation_sparsity_scale", n_layer + base.n_mtp_layers)?;
         let deviations = deviations.unwrap_or_else(|| vec![DEVIATIONS; SPARSE]);
         let spec = base.decoder(|il| {
             let mut attention = sharing_attention(&base, il, &windowed, shared)?;
-            attention.set_divisors(Divisors::None);
-            let mut first = Part::new(base.stream_norm("attn_norm"), attention);
+            attention.set_rope_factors(RopeFactors::None);
+            let mut first = SubLayer::new(base.stream_norm("attn_norm"), attention);
             for branch in &mut first.branches {
                 branch.post = Some(base.stream_norm("post_attention_norm"));
             }
@@ -213,17 +213,17 @@ pub(super) const GEMMA3N: Architecture = Architecture {
                 post: Some(base.stream_norm("laurel_post_norm")),
                 ..Branch::new(Mixer::LowRank(down, up))
             });
-            first.branches.push(Branch::new(Mixer::Nothing));
+            first.branches.push(Branch::new(Mixer::Identity));
             first.sum_scale = Some(FRAC_1_SQRT_2);
             let second = sparse_mlp(&base, il, &deviations)?;
-            let mut second = Part::new(base.stream_norm("ffn_norm"), second);
+            let mut second = SubLayer::new(base.stream_norm("ffn_norm"), second);
             second.post = Some(base.stream_norm("post_ffw_norm"));
             Ok(base.layer(il, [first, second]))
         })?;
         let mut spec = finish(&base, keys, spec, 30.0)?;
         spec.embedding.scales_table_alone = true;
         spec.embedding.per_layer = Some(per_layer(&base, size));
-        spec.streams = Some(Streams {
+        spec.altup = Some(AltUp {
             count,
             router_norm: base.stream_norm("altup_router_norm"),
             router: Linear::new("altup_router", [n_embd, count]),
@@ -238,7 +238,7 @@ pub(super) const GEMMA3N: Architecture = Architecture {
             begin: "altup_proj.weight",
             end: "altup_unembd_proj.weight",
         });
-        spec.spare.names = SPARE.to_vec();
+        spec.ignored.names = IGNORED.to_vec();
         Ok(spec)
     },
 };
@@ -285,9 +285,9 @@ pub(super) const GEMMA4: Architecture = Architecture {
             if let Some(size) = per_layer {
                 let gate = Linear::new("inp_gate", [n_embd, size]);
                 let output = Linear::new("proj", [size, n_embd]);
-                layer.parts.push(Part {
+                layer.parts.push(SubLayer {
                     post: Some(base.stream_norm("post_norm")),
-                    ..Part::bare(Mixer::PerLayer(gate, output))
+                    ..SubLayer::bare(Mixer::PerLayer(gate, output))
                 });
             }
             layer.scale = Some("layer_output_scale.weight");
@@ -296,7 +296,7 @@ pub(super) const GEMMA4: Architecture = Architecture {
         let mut spec = finish(&base, keys, spec, 30.0)?;
         spec.embedding.scales_table_alone = true;
         spec.embedding.per_layer = per_layer.map(|size| self::per_layer(&base, size));
-        spec.spare.names = SPARE.to_vec();
+        spec.ignored.names = IGNORED.to_vec();
         Ok(spec)
     },
 };

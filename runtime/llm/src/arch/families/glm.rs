@@ -1,7 +1,7 @@
 //! GLM.
 
 use super::llama::both_norms;
-use crate::arch::spec::{Part, Presence, Routing};
+use crate::arch::spec::{Presence, Routing, SubLayer};
 use crate::arch::{Architecture, Base};
 use samite_core::{Glu, RopeMode};
 
@@ -56,19 +56,19 @@ pub(super) const GLM4MOE: Architecture = Architecture {
             }
             let norm = base.stream_norm("post_attention_norm");
             let feed_forward = if il < lead {
-                Part::new(norm, base.swiglu(il)?)
+                SubLayer::new(norm, base.swiglu(il)?)
             } else {
                 let width = base.expert_width_or_share(il, counts[1])?;
                 let mut experts = base.experts(il, counts, width)?;
                 experts.routing = routing;
                 experts.normalize = normalize;
-                experts.choice_bias = Some(("exp_probs_b.bias", Presence::Required));
+                experts.selection_bias = Some(("exp_probs_b.bias", Presence::Required));
                 if shared > 0 {
                     experts = experts.with_shared(base.shared_expert(width * shared));
                 }
-                Part::new(norm, experts)
+                SubLayer::new(norm, experts)
             };
-            let attention = Part::new(base.stream_norm("attn_norm"), attention);
+            let attention = SubLayer::new(base.stream_norm("attn_norm"), attention);
             Ok(base.layer(il, [attention, feed_forward]))
         })
     },

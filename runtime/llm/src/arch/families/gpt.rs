@@ -2,7 +2,8 @@
 
 use super::llama::side_by_side;
 use crate::arch::spec::{
-    Activation, Attention, Branch, Mixer, Norm, NormKind, NormOver, Part, Presence, Routing, Spec,
+    Activation, Attention, Branch, Mixer, Norm, NormKind, NormOver, Presence, Routing, Spec,
+    SubLayer,
 };
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
@@ -146,7 +147,7 @@ pub(super) const MPT: Architecture = Architecture {
             spec.embedding.positions = Some(base.n_ctx_train);
         }
         if !normed {
-            spec.spare.names = vec!["attn_k_norm"];
+            spec.ignored.names = vec!["attn_k_norm"];
         }
         Ok(spec)
     },
@@ -163,7 +164,7 @@ pub(super) const GPTNEOX: Architecture = Architecture {
             if !parallel {
                 return Ok(base.pre_norm(il, attention, mlp));
             }
-            let mut part = Part::new(base.stream_norm("attn_norm"), attention);
+            let mut part = SubLayer::new(base.stream_norm("attn_norm"), attention);
             part.branches.push(Branch {
                 norm: Some(base.stream_norm("ffn_norm")),
                 ..Branch::new(mlp)

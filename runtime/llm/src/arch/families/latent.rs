@@ -1,8 +1,8 @@
 //! Latent attention (MLA): DeepSeek V2 to R1, Mistral 4, MiniCPM3, PLM.
 
 use crate::arch::spec::{
-    Activation, Attention, Latent, LatentUp, Linear, Mixer, Mlp, Part, Presence, Projection,
-    Routing, Temperature,
+    Activation, Attention, Latent, LatentUp, Linear, Mixer, Mlp, Presence, Projection, Routing,
+    SubLayer, Temperature,
 };
 use crate::arch::{Architecture, Base, Keys, Spec};
 use crate::error::Result;
@@ -123,7 +123,7 @@ fn deepseek2(keys: &Keys<'_>, is_plain: bool) -> Result<Spec> {
             let mut experts = base.experts(il, counts, width)?;
             experts.routing = routing;
             experts.normalize = normalize;
-            experts.choice_bias = Some(("exp_probs_b.bias", Presence::Optional));
+            experts.selection_bias = Some(("exp_probs_b.bias", Presence::Optional));
             experts
                 .with_shared(base.shared_expert(width * shared))
                 .into()
@@ -153,7 +153,7 @@ pub(super) const MINICPM3: Architecture = Architecture {
         let residual = 1.4 / (base.n_layer as f32).sqrt();
         let mut spec = base.decoder(|il| {
             let mut attention = attention(&base, il, sizes, false)?;
-            attention.set_divisors(base.long_short()?);
+            attention.set_rope_factors(base.long_short()?);
             let mut layer = base.pre_norm(il, attention, base.swiglu(il)?);
             for part in &mut layer.parts {
                 part.scale = Some(residual);
@@ -175,8 +175,8 @@ pub(super) const PLM: Architecture = Architecture {
         base.decoder(|il| {
             let attention = attention(&base, il, sizes, false)?;
             let mlp: Mlp = base.plain(il, Activation::SquaredRelu)?;
-            let first = Part::new(base.stream_norm("attn_norm"), attention);
-            let second = Part::new(base.stream_norm("ffn_norm"), mlp);
+            let first = SubLayer::new(base.stream_norm("attn_norm"), attention);
+            let second = SubLayer::new(base.stream_norm("ffn_norm"), mlp);
             Ok(base.layer(il, [first, second]))
         })
     },

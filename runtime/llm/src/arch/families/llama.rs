@@ -1,8 +1,8 @@
 //! Llama, and models with small differences from it.
 
 use crate::arch::spec::{
-    Activation, Attention, Branch, Divisors, Gate, Layer, Linear, Mlp, NormKind, NormOver, Part,
-    Spec, Temperature,
+    Activation, Attention, Branch, Gate, Layer, Linear, Mlp, NormKind, NormOver, RopeFactors, Spec,
+    SubLayer, Temperature,
 };
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
@@ -22,7 +22,7 @@ pub(super) fn feed_forward(base: &Base<'_>, il: usize) -> Result<crate::arch::sp
 pub(super) fn attention(base: &Base<'_>, il: usize) -> Result<Attention> {
     let mut attention = base.attention(il)?;
     // Llama 3.1 and later stretch their frequencies unevenly.
-    attention.set_divisors(base.divisors()?);
+    attention.set_rope_factors(base.rope_factors()?);
     if let Some(scale) = base.attention_scale()? {
         attention.scale = scale;
     }
@@ -62,7 +62,7 @@ pub(super) const PANGU: Architecture = Architecture {
     name: "pangu-embedded",
     spec: |keys| {
         let mut spec = with_attention(keys, RopeMode::Neox, |base, il| base.attention(il))?;
-        spec.spare.names = vec!["rope_f"];
+        spec.ignored.names = vec!["rope_f"];
         Ok(spec)
     },
 };
@@ -73,7 +73,7 @@ pub(super) const EXAONE: Architecture = Architecture {
     spec: |keys| {
         with_attention(keys, RopeMode::Neox, |base, il| {
             let mut attention = base.attention(il)?;
-            attention.set_divisors(Divisors::Frequencies);
+            attention.set_rope_factors(RopeFactors::Frequencies);
             Ok(attention)
         })
     },
@@ -135,7 +135,7 @@ pub(super) const REFACT: Architecture = Architecture {
             layer.without_biases();
             Ok(layer)
         })?;
-        spec.spare.names = UNREAD.to_vec();
+        spec.ignored.names = UNREAD.to_vec();
         Ok(spec)
     },
 };
@@ -200,7 +200,7 @@ pub(super) const APERTUS: Architecture = Architecture {
         base.decoder(|il| {
             let mut attention = base.normed_attention(il)?;
             attention.scale = base.attention_scale()?.unwrap_or(attention.scale);
-            attention.set_divisors(base.divisors()?);
+            attention.set_rope_factors(base.rope_factors()?);
             // The operation expects these transformed values: see `Unary::Xielu`.
             let soft_plus = |x: f32| if x > 20.0 { x } else { x.exp().ln_1p() };
             let function = Unary::Xielu {
@@ -226,8 +226,8 @@ pub(super) const SEED_OSS: Architecture = Architecture {
             Ok(base.layer(
                 il,
                 [
-                    Part::new(base.stream_norm("attn_norm"), attention),
-                    Part::new(base.stream_norm("post_attention_norm"), base.swiglu(il)?),
+                    SubLayer::new(base.stream_norm("attn_norm"), attention),
+                    SubLayer::new(base.stream_norm("post_attention_norm"), base.swiglu(il)?),
                 ],
             ))
         })
@@ -247,15 +247,18 @@ pub(super) const DECI: Architecture = Architecture {
                 (0, _) => {}
                 (_, 0) => {
                     let matrix = base.linear("attn_output", [n_embd, n_embd]);
-                    parts.push(Part::new(base.stream_norm("attn_norm"), matrix));
+                    parts.push(SubLayer::new(base.stream_norm("attn_norm"), matrix));
                 }
-                _ => parts.push(Part::new(
+                _ => parts.push(SubLayer::new(
                     base.stream_norm("attn_norm"),
                     attention(&base, il)?,
                 )),
             }
             if base.widths.as_ref().is_none_or(|widths| widths[il] != 0) {
-                parts.push(Part::new(base.stream_norm("ffn_norm"), base.swiglu(il)?));
+                parts.push(SubLayer::new(
+                    base.stream_norm("ffn_norm"),
+                    base.swiglu(il)?,
+                ));
             }
             Ok(base.layer(il, parts))
         })
@@ -307,7 +310,7 @@ fn hunyuan(keys: &Keys<'_>) -> Result<Spec> {
     }
     base.decoder(|il| {
         let mut attention = late_norms(&base, il)?;
-        attention.set_divisors(Divisors::None);
+        attention.set_rope_factors(RopeFactors::None);
         Ok(base.pre_norm(il, attention, base.swiglu(il)?))
     })
 }
@@ -348,7 +351,7 @@ pub(super) const COGVLM: Architecture = Architecture {
         let base = Base::read(keys, RopeMode::Neox)?;
         let mut spec =
             base.decoder(|il| Ok(base.pre_norm(il, base.attention(il)?, base.swiglu(il)?)))?;
-        spec.spare.names = vec!["vis_", "rope_freqs"];
+        spec.ignored.names = vec!["vis_", "rope_freqs"];
         Ok(spec)
     },
 };
@@ -376,7 +379,7 @@ pub(super) fn side_by_side(
     attention: Attention,
     feed_forward: impl Into<crate::arch::spec::Mixer>,
 ) -> Layer {
-    let mut part = Part::new(base.stream_norm("attn_norm"), attention);
+    let mut part = SubLayer::new(base.stream_norm("attn_norm"), attention);
     part.branches.push(Branch::new(feed_forward));
     base.layer(il, [part])
 }
@@ -458,7 +461,7 @@ pub(super) const EXAONE4: Architecture = Architecture {
         let rope = base.window_rope(false)?;
         base.decoder(|il| {
             let mut attention = base.normed_attention(il)?;
-            attention.set_divisors(Divisors::Frequencies);
+            attention.set_rope_factors(RopeFactors::Frequencies);
             match window {
                 Some(size) if windowed[il] => attention.set_window(size, rope),
                 Some(_) => attention.rotation = None,
@@ -541,8 +544,8 @@ pub(super) const TALKIE: Architecture = Architecture {
                 ..base.layer(
                     il,
                     [
-                        Part::new(base.bare_norm("attn_norm"), attention),
-                        Part::new(base.bare_norm("ffn_norm"), mlp),
+                        SubLayer::new(base.bare_norm("attn_norm"), attention),
+                        SubLayer::new(base.bare_norm("ffn_norm"), mlp),
                     ],
                 )
             })

@@ -3,8 +3,8 @@
 use super::granite;
 use super::llama;
 use crate::arch::spec::{
-    Activation, Branch, ConvolutionSteps, Divisors, Layer, Linear, Mixer, Norm, Part, Presence,
-    Routing, Spec, StateSpace, Steps,
+    Activation, Branch, ConvolutionSteps, Layer, Linear, Mixer, Norm, Presence, RopeFactors,
+    Routing, Spec, StateSpace, Steps, SubLayer,
 };
 use crate::arch::{Architecture, Base, Keys};
 use crate::error::Result;
@@ -106,7 +106,7 @@ fn mamba1(base: &Base<'_>, il: usize) -> Result<StateSpace> {
 fn pure(keys: &Keys<'_>, space: impl Fn(&Base<'_>, usize) -> Result<StateSpace>) -> Result<Spec> {
     let base = Base::read(keys, RopeMode::Normal)?;
     base.decoder(|il| {
-        let part = Part::new(base.stream_norm("attn_norm"), space(&base, il)?);
+        let part = SubLayer::new(base.stream_norm("attn_norm"), space(&base, il)?);
         Ok(base.layer(il, [part]))
     })
 }
@@ -148,8 +148,8 @@ pub(super) const JAMBA: Architecture = Architecture {
                 base.swiglu(il)?.into()
             };
             let parts = [
-                Part::new(base.stream_norm("attn_norm"), mixer),
-                Part::new(base.stream_norm("ffn_norm"), second),
+                SubLayer::new(base.stream_norm("attn_norm"), mixer),
+                SubLayer::new(base.stream_norm("ffn_norm"), second),
             ];
             Ok(base.layer(il, parts))
         })
@@ -163,14 +163,14 @@ pub(super) const FALCON_H1: Architecture = Architecture {
         let base = Base::read(keys, RopeMode::Neox)?;
         let mut spec = base.decoder(|il| {
             let mut attention = llama::attention(&base, il)?;
-            attention.set_divisors(Divisors::None);
+            attention.set_rope_factors(RopeFactors::None);
             let has_norm = keys.has_tensor(&format!("blk.{il}.ssm_norm.weight"));
             let norm = if has_norm {
                 Presence::Required
             } else {
                 Presence::Absent
             };
-            let mut first = Part::new(base.stream_norm("attn_norm"), attention);
+            let mut first = SubLayer::new(base.stream_norm("attn_norm"), attention);
             first.branches.push(Branch::new(mamba2(&base, norm)?));
             // llama.cpp expects this name without a suffix.
             let is_short = keys.has_tensor(&format!("blk.{il}.ffn_norm"));
@@ -178,10 +178,10 @@ pub(super) const FALCON_H1: Architecture = Architecture {
                 suffix: if is_short { "" } else { ".weight" },
                 ..base.stream_norm("ffn_norm")
             };
-            let second = Part::new(norm, base.swiglu(il)?);
+            let second = SubLayer::new(norm, base.swiglu(il)?);
             Ok(base.layer(il, [first, second]))
         })?;
-        spec.spare.names = vec!["rope_freqs."];
+        spec.ignored.names = vec!["rope_freqs."];
         Ok(spec)
     },
 };
@@ -204,8 +204,8 @@ pub(super) const GRANITE_HYBRID: Architecture = Architecture {
             };
             let second = granite::feed_forward(&base, il)?;
             let parts = [
-                Part::new(base.stream_norm("attn_norm"), mixer),
-                Part::new(base.stream_norm("ffn_norm"), second),
+                SubLayer::new(base.stream_norm("attn_norm"), mixer),
+                SubLayer::new(base.stream_norm("ffn_norm"), second),
             ];
             let mut layer = base.layer(il, parts);
             for part in &mut layer.parts {
@@ -222,7 +222,7 @@ pub(super) const GRANITE_HYBRID: Architecture = Architecture {
 /// or a feed-forward network.
 fn nemotron_h(keys: &Keys<'_>) -> Result<Spec> {
     let base = Base::read(keys, RopeMode::Normal)?;
-    let n_layers = base.n_layer + base.n_spare;
+    let n_layers = base.n_layer + base.n_mtp_layers;
     let widths = keys.counts("feed_forward_length", n_layers)?;
     let scale = base.attention_scale()?;
     base.decoder(|il| -> Result<Layer> {
@@ -243,7 +243,7 @@ fn nemotron_h(keys: &Keys<'_>) -> Result<Spec> {
                     experts.experts.gate = None;
                     experts.experts.activation = Activation::SquaredRelu;
                     experts.routing = Routing::Sigmoid;
-                    experts.choice_bias = Some(("exp_probs_b.bias", Presence::Required));
+                    experts.selection_bias = Some(("exp_probs_b.bias", Presence::Required));
                     let shared = keys.require_extent("expert_shared_feed_forward_length")?;
                     let mut shared = base.shared_expert(shared);
                     shared.gate = None;
@@ -252,7 +252,7 @@ fn nemotron_h(keys: &Keys<'_>) -> Result<Spec> {
                 }
             },
         };
-        let part = Part::new(base.stream_norm("attn_norm"), mixer);
+        let part = SubLayer::new(base.stream_norm("attn_norm"), mixer);
         Ok(base.layer(il, [part]))
     })
 }

@@ -2,15 +2,15 @@
 
 use super::llama::{both_norms, late_norms};
 use crate::arch::spec::{
-    Activation, Attention, Branch, Divisors, Experts, Gate, Linear, Mixer, Part, Presence,
-    RouterInput, Routing, Span, Temperature,
+    Activation, Attention, Branch, Experts, Gate, Linear, Mixer, Presence, RopeFactors,
+    RouterInput, Routing, Span, SubLayer, Temperature,
 };
 use crate::arch::{Architecture, Base};
 use crate::error::Result;
 use samite_core::{Glu, Rope, RopeMode, Unary};
 
 /// Name of the biases that affect only the choice of experts.
-const CHOICE_BIAS: &str = "exp_probs_b.bias";
+const SELECTION_BIAS: &str = "exp_probs_b.bias";
 
 /// Common parameters of mixtures of experts.
 struct Mixture<'a> {
@@ -56,7 +56,7 @@ impl<'a> Mixture<'a> {
         let mut experts = self.base.experts(il, self.counts, width)?;
         experts.routing = self.routing;
         experts.normalize = self.normalize;
-        experts.choice_bias = Some((CHOICE_BIAS, Presence::Optional));
+        experts.selection_bias = Some((SELECTION_BIAS, Presence::Optional));
         Ok(match self.shared {
             Some(width) => experts.with_shared(self.base.shared_expert(width)),
             None => experts,
@@ -76,7 +76,7 @@ impl<'a> Mixture<'a> {
 /// Creates the attention of Llama, whose frequencies may have divisors.
 fn divided(base: &Base<'_>, il: usize) -> Result<Attention> {
     let mut attention = base.attention(il)?;
-    attention.set_divisors(base.divisors()?);
+    attention.set_rope_factors(base.rope_factors()?);
     Ok(attention)
 }
 
@@ -97,8 +97,8 @@ pub(super) const DBRX: Architecture = Architecture {
             Ok(base.layer(
                 il,
                 [
-                    Part::new(base.stream_norm("attn_norm"), attention),
-                    Part::new(base.stream_norm("attn_output_norm"), experts),
+                    SubLayer::new(base.stream_norm("attn_norm"), attention),
+                    SubLayer::new(base.stream_norm("attn_output_norm"), experts),
                 ],
             ))
         })
@@ -195,7 +195,7 @@ pub(super) const HY_V3: Architecture = Architecture {
             let has_experts = keys.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight"));
             let mixer = if has_experts {
                 let mut experts = mixture.experts_of(il, width)?;
-                experts.choice_bias = Some(("exp_probs_b", Presence::Optional));
+                experts.selection_bias = Some(("exp_probs_b", Presence::Optional));
                 experts.into()
             } else {
                 base.swiglu(il)?.into()
@@ -204,7 +204,7 @@ pub(super) const HY_V3: Architecture = Architecture {
             Ok(base.pre_norm(il, base.normed_attention(il)?, feed_forward))
         })?;
         // Files may have dense feed-forward networks that the experts replace.
-        spec.spare.names = vec!["ffn_gate.", "ffn_up.", "ffn_down."];
+        spec.ignored.names = vec!["ffn_gate.", "ffn_up.", "ffn_down."];
         Ok(spec)
     },
 };
@@ -247,7 +247,7 @@ pub(super) const MINIMAX_M2: Architecture = Architecture {
         };
         base.decoder(|il| {
             let mut experts = mixture.experts_of(il, base.width(il)?)?;
-            experts.choice_bias = Some((CHOICE_BIAS, Presence::Required));
+            experts.selection_bias = Some((SELECTION_BIAS, Presence::Required));
             Ok(base.pre_norm(il, base.token_normed_attention(il)?, experts))
         })
     },
@@ -266,7 +266,7 @@ pub(super) const EXAONE_MOE: Architecture = Architecture {
         mixture.shared = Some(shared.filter(|&width| width != 0).unwrap_or(width));
         base.decoder(|il| {
             let mut attention = base.normed_attention(il)?;
-            attention.set_divisors(Divisors::Frequencies);
+            attention.set_rope_factors(RopeFactors::Frequencies);
             if windowed[il] {
                 attention.set_window(window, base.rope)
             } else {
@@ -293,7 +293,7 @@ pub(super) const LLAMA4: Architecture = Architecture {
         let normed = counts[0] != 128;
         base.decoder(|il| {
             let mut attention = base.attention(il)?;
-            attention.set_divisors(Divisors::Frequencies);
+            attention.set_rope_factors(RopeFactors::Frequencies);
             if let Some(scale) = base.attention_scale()? {
                 attention.scale = scale;
             }
@@ -373,13 +373,13 @@ pub(super) const ARCTIC: Architecture = Architecture {
         base.decoder(|il| {
             let names = ["ffn_gate", "ffn_up", "ffn_down"];
             let plain = base.gated(names, base.n_embd, Glu::Swiglu);
-            let mut part = Part::new(base.stream_norm("ffn_norm"), plain);
+            let mut part = SubLayer::new(base.stream_norm("ffn_norm"), plain);
             part.branches.push(Branch {
                 norm: Some(base.stream_norm("ffn_norm_exps")),
                 of_layer: true,
                 ..Branch::new(base.experts(il, counts, base.width(il)?)?)
             });
-            let attention = Part::new(base.stream_norm("attn_norm"), base.attention(il)?);
+            let attention = SubLayer::new(base.stream_norm("attn_norm"), base.attention(il)?);
             Ok(base.layer(il, [attention, part]))
         })
     },
@@ -410,7 +410,7 @@ pub(super) const GROK: Architecture = Architecture {
             if experts.experts.gate.is_none() {
                 experts.experts.activation = Activation::Plain(Unary::Gelu);
             }
-            let mut feed_forward = Part::new(base.stream_norm("ffn_norm"), experts);
+            let mut feed_forward = SubLayer::new(base.stream_norm("ffn_norm"), experts);
             if keys.has_tensor(&format!("blk.{il}.ffn_up.weight")) {
                 let names = ["ffn_gate", "ffn_up", "ffn_down"];
                 let plain = base.gated(names, base.width(il)?, Glu::Geglu);
@@ -425,7 +425,7 @@ pub(super) const GROK: Architecture = Architecture {
                 "post_ffw_norm"
             };
             feed_forward.post = Some(base.stream_norm(name));
-            let mut first = Part::new(base.stream_norm("attn_norm"), attention);
+            let mut first = SubLayer::new(base.stream_norm("attn_norm"), attention);
             first.post = Some(base.stream_norm("attn_output_norm"));
             Ok(base.layer(il, [first, feed_forward]))
         })?;
@@ -472,7 +472,7 @@ pub(super) const MIMO2: Architecture = Architecture {
             Ok(layer)
         })?;
         // Files may have dense feed-forward networks that the experts replace.
-        spec.spare.names = vec!["ffn_gate.", "ffn_up.", "ffn_down."];
+        spec.ignored.names = vec!["ffn_gate.", "ffn_up.", "ffn_down."];
         Ok(spec)
     },
 };
@@ -512,8 +512,8 @@ pub(super) const GPT_OSS: Architecture = Architecture {
             Ok(base.layer(
                 il,
                 [
-                    Part::new(base.stream_norm("attn_norm"), attention),
-                    Part::new(base.stream_norm("post_attention_norm"), experts),
+                    SubLayer::new(base.stream_norm("attn_norm"), attention),
+                    SubLayer::new(base.stream_norm("post_attention_norm"), experts),
                 ],
             ))
         })
@@ -649,7 +649,7 @@ pub(super) const STEP35: Architecture = Architecture {
             if windowed[il] {
                 attention.set_window(window, rope)
             } else {
-                attention.set_divisors(Divisors::Frequencies)
+                attention.set_rope_factors(RopeFactors::Frequencies)
             }
             gate_heads(&mut attention, Unary::Sigmoid);
             let has_experts = keys.has_tensor(&format!("blk.{il}.ffn_gate_inp.weight"));

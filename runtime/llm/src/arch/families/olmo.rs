@@ -4,7 +4,7 @@ use super::llama::post_norms;
 use crate::arch::{Architecture, Base};
 use samite_core::{Rope, RopeMode};
 
-use crate::arch::spec::Part;
+use crate::arch::spec::SubLayer;
 
 /// OLMo: norms without scales.
 pub(super) const OLMO: Architecture = Architecture {
@@ -18,8 +18,8 @@ pub(super) const OLMO: Architecture = Architecture {
             Ok(base.layer(
                 il,
                 [
-                    Part::new(base.bare_norm("attn_norm"), attention),
-                    Part::new(base.bare_norm("ffn_norm"), base.swiglu(il)?),
+                    SubLayer::new(base.bare_norm("attn_norm"), attention),
+                    SubLayer::new(base.bare_norm("ffn_norm"), base.swiglu(il)?),
                 ],
             ))
         })?;

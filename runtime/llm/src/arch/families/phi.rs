@@ -26,7 +26,7 @@ pub(super) const PHI3: Architecture = Architecture {
             if let Some(size) = window {
                 attention.set_window(size, base.rope);
             }
-            attention.set_divisors(base.long_short()?);
+            attention.set_rope_factors(base.long_short()?);
             let mlp = base.fused_gated(base.width(il)?, Glu::Swiglu);
             Ok(base.pre_norm(il, attention, mlp))
         })
@@ -44,7 +44,7 @@ pub(super) const PHIMOE: Architecture = Architecture {
         let counts = base.require_expert_counts()?;
         base.decoder(|il| {
             let mut attention = base.attention(il)?;
-            attention.set_divisors(base.long_short()?);
+            attention.set_rope_factors(base.long_short()?);
             Ok(base.pre_norm(il, attention, base.experts(il, counts, base.width(il)?)?))
         })
     },

@@ -42,7 +42,7 @@ pub(super) const QWEN2VL: Architecture = Architecture {
         if let Some(output) = &mut spec.head.output {
             output.bias = Presence::Absent;
         }
-        spec.spare.names = vec!["output.bias"];
+        spec.ignored.names = vec!["output.bias"];
         Ok(spec)
     },
 };

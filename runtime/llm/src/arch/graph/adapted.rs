@@ -7,13 +7,13 @@
 //! and types mix, and none is copied. Both forms round alike: the result of a token does not depend
 //! on the adapters of other tokens.
 
-use super::{Builder, GraphShape, Input, Parts};
+use super::{Builder, GraphContext, GraphShape, Input};
 use crate::adapter::{Adapter, Pair};
 use samite_core::{DType, Result, TensorId};
 
 /// Scale of an adapter.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Share {
+pub(super) enum AdapterScale {
     /// A common scale for all tokens.
     OfAll(f32),
     /// A scale for each token, with the index of the adapter among those of sequences.
@@ -24,17 +24,17 @@ pub(super) enum Share {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change<'a> {
     adapter: &'a Adapter,
-    share: Share,
+    share: AdapterScale,
 }
 
 /// Returns the adapters of a graph, in the order in which they are applied.
-pub(super) fn changes<'a>(parts: &Parts<'a>, shape: GraphShape) -> Vec<Change<'a>> {
+pub(super) fn changes<'a>(parts: &GraphContext<'a>, shape: GraphShape) -> Vec<Change<'a>> {
     let mut changes: Vec<Change<'a>> = match shape.mixed {
         None => {
             let used = parts.adapters.iter().filter(|scaled| scaled.share != 0.0);
             let used = used.map(|scaled| Change {
                 adapter: &scaled.adapter,
-                share: Share::OfAll(scaled.share),
+                share: AdapterScale::OfAll(scaled.share),
             });
             used.collect()
         }
@@ -43,7 +43,7 @@ pub(super) fn changes<'a>(parts: &Parts<'a>, shape: GraphShape) -> Vec<Change<'a
             let used = all.filter(|(place, _)| *place < 64 && bits >> place & 1 == 1);
             let used = used.map(|(place, adapter)| Change {
                 adapter,
-                share: Share::OfEach(place),
+                share: AdapterScale::OfEach(place),
             });
             used.collect()
         }
@@ -78,8 +78,8 @@ impl Builder<'_> {
             let matrices = [self.stored(&pair.a)?, self.stored(&pair.b)?];
             let change = change(self, pair, matrices)?;
             let change = match share {
-                Share::OfAll(share) => self.graph.scale(change, share * pair.factor)?,
-                Share::OfEach(place) => {
+                AdapterScale::OfAll(share) => self.graph.scale(change, share * pair.factor)?,
+                AdapterScale::OfEach(place) => {
                     let [_, n1, n2, _] = self.extents(y);
                     let by_sequence = n2 == self.shape.n_seqs && n1 * n2 == self.shape.n_tokens;
                     let columns = if by_sequence {
@@ -106,8 +106,8 @@ impl Builder<'_> {
             };
             let direction = self.stored(direction)?;
             let direction = match share {
-                Share::OfAll(share) => self.graph.scale(direction, share)?,
-                Share::OfEach(place) => {
+                AdapterScale::OfAll(share) => self.graph.scale(direction, share)?,
+                AdapterScale::OfEach(place) => {
                     let shape = self.extents(x);
                     let each = self.graph.repeat(direction, shape)?;
                     let shares = self.shares(place, 1.0, [1, shape[1], 1, 1])?;

@@ -3,7 +3,7 @@
 use super::{Builder, GraphShape, LayerCache};
 use crate::arch::graph::Input;
 use crate::arch::spec::{
-    Attention, Divisors, Gate, Latent, LatentUp, NormOver, Projection, Rotation, Temperature,
+    Attention, Gate, Latent, LatentUp, NormOver, Projection, RopeFactors, Rotation, Temperature,
 };
 use crate::arch::tensors::names;
 use samite_core::{DType, Error, Op, Precision, Result, StoredTensor, TensorId, Unary};
@@ -36,7 +36,7 @@ impl Builder<'_> {
                 None => None,
             };
             let k = self.prepared(a, k, 1, "Kcur")?;
-            if a.sees_later {
+            if a.is_bidirectional {
                 own = Some((k, v))
             } else {
                 self.store(k, v)?
@@ -330,8 +330,8 @@ impl Builder<'_> {
         }
         if let Some(rotation) = &a.rotation {
             let positions = self.positions()?;
-            let divisors = self.divisors(rotation)?;
-            x = self.graph.rope(x, positions, divisors, rotation.rope)?;
+            let rope_factors = self.rope_factors(rotation)?;
+            x = self.graph.rope(x, positions, rope_factors, rotation.rope)?;
             self.named(x, name);
         }
         if a.norm_over == NormOver::RotatedHeads {
@@ -340,16 +340,16 @@ impl Builder<'_> {
         Ok(x)
     }
 
-    fn divisors(&mut self, rotation: &Rotation) -> Result<Option<TensorId>> {
-        if let Divisors::Yarn(yarn) = rotation.divisors {
+    fn rope_factors(&mut self, rotation: &Rotation) -> Result<Option<TensorId>> {
+        if let RopeFactors::Yarn(yarn) = rotation.rope_factors {
             let pairs = [rotation.rope.dims / 2, 1, 1, 1];
             return Ok(Some(self.input(
-                Input::Divisors(yarn),
+                Input::RopeFactors(yarn),
                 DType::F32,
                 pairs,
             )?));
         }
-        match divisors_name(rotation.divisors, self.parts.n_ctx) {
+        match rope_factors_name(rotation.rope_factors, self.parts.n_ctx) {
             Some(name) => self.global_weight(name),
             None => Ok(None),
         }
@@ -448,7 +448,7 @@ impl Builder<'_> {
         let cache = self.parts.cache.get(a.keys_of.unwrap_or(self.il));
         let input = Input::Mask {
             span: a.span,
-            sees_later: a.sees_later,
+            is_bidirectional: a.is_bidirectional,
             distances: a.max_bias != 0.0,
             windowed: cache.is_some_and(|cache| cache.windowed),
         };
@@ -520,12 +520,12 @@ impl Builder<'_> {
 
 /// Returns the name of the tensor with the frequency divisors in a context of `n_cells`, if they
 /// come from the file.
-pub(crate) fn divisors_name(divisors: Divisors, n_cells: usize) -> Option<&'static str> {
+pub(crate) fn rope_factors_name(rope_factors: RopeFactors, n_cells: usize) -> Option<&'static str> {
     let [long, short] = names::LONG_SHORT;
-    match divisors {
-        Divisors::None | Divisors::Yarn(_) => None,
-        Divisors::Frequencies => Some(names::FREQUENCIES),
-        Divisors::LongShort { above } if n_cells > above => Some(long),
-        Divisors::LongShort { .. } => Some(short),
+    match rope_factors {
+        RopeFactors::None | RopeFactors::Yarn(_) => None,
+        RopeFactors::Frequencies => Some(names::FREQUENCIES),
+        RopeFactors::LongShort { above } if n_cells > above => Some(long),
+        RopeFactors::LongShort { .. } => Some(short),
     }
 }

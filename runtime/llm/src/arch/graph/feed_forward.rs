@@ -203,7 +203,7 @@ impl Builder<'_> {
         };
         self.named(scores, "ffn_moe_probs");
         let mut selection = scores;
-        if let Some((name, _)) = e.choice_bias
+        if let Some((name, _)) = e.selection_bias
             && let Some(bias) = self.optional_weight(name)?
         {
             selection = self.graph.add(scores, bias)?;

@@ -24,14 +24,14 @@ pub enum Input {
         /// Tokens that a token attends to.
         span: Span,
         /// True if attention is bidirectional.
-        sees_later: bool,
+        is_bidirectional: bool,
         /// True if the mask contains distances.
         distances: bool,
         /// True if the cells are those of layers with a window.
         windowed: bool,
     },
     /// Divisors of rotary frequencies: f32 `[pairs]`.
-    Divisors(Yarn),
+    RopeFactors(Yarn),
     /// Temperature of queries: f32 `[1, 1, tokens]`.
     Temperature(Temperature),
     /// Row of each sequence's initial state: i32 `[sequences]`.
@@ -65,7 +65,7 @@ impl Input {
                 span: Span::Full, ..
             } => "inp_mask",
             Input::Mask { .. } => "inp_mask_swa",
-            Input::Divisors(_) => "inp_rope_divisors",
+            Input::RopeFactors(_) => "inp_rope_divisors",
             Input::Temperature(_) => "inp_attn_scale",
             Input::StateRead => "inp_state_read",
             Input::StateWrite => "inp_state_write",
@@ -87,7 +87,7 @@ pub struct GraphInputs {
     pub embeddings: Option<TensorId>,
     /// Top-k tokens of each row of logits, i32 `[number, rows]`, and their logits, f32 `[1, number,
     /// rows]`. If k is 1, only the tokens: i32 `[rows]`.
-    pub likeliest: Option<(TensorId, Option<TensorId>)>,
+    pub device_top_k: Option<(TensorId, Option<TensorId>)>,
 }
 
 impl GraphInputs {

@@ -88,7 +88,7 @@ impl Builder<'_> {
         let [before, behind, x] = [0, 1, 2].map(|i| self.part_of(all, i * c.channels, c.channels));
         let (before, behind, x) = (before?, behind?, x?);
         let x = self.graph.mul(before, x)?;
-        let sums = if c.sees_later {
+        let sums = if c.is_bidirectional {
             self.convolved_on_both_sides(x, c.weights)?
         } else {
             self.convolved(x, c.weights)?

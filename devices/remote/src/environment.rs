@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub type BoxedTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Environment of a server's or a client's sessions.
-pub trait Outside: fmt::Debug + Send + Sync {
+pub trait SessionEnvironment: fmt::Debug + Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Instant;
 
@@ -44,7 +44,7 @@ pub trait Outside: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(crate) struct System(pub tokio::runtime::Handle);
 
-impl Outside for System {
+impl SessionEnvironment for System {
     fn now(&self) -> Instant {
         Instant::now()
     }

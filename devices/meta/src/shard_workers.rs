@@ -9,11 +9,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A job that every member runs.
-pub(crate) type MemberJob = Arc<dyn Fn(usize) -> Result<()> + Send + Sync>;
+pub(crate) type ShardJob = Arc<dyn Fn(usize) -> Result<()> + Send + Sync>;
 
 enum Post {
     Nothing,
-    Job(MemberJob),
+    Job(ShardJob),
     Result(Result<()>),
     End,
 }
@@ -86,7 +86,7 @@ impl Mailbox {
 }
 
 /// Worker threads of all members but the first.
-pub(crate) struct Crew {
+pub(crate) struct ShardWorkers {
     mailboxes: Vec<Arc<Mailbox>>,
     threads: Vec<JoinHandle<()>>,
     spins: usize,
@@ -96,7 +96,7 @@ pub(crate) struct Crew {
 }
 
 /// Runs a job. Turns a panic into an error.
-fn done(job: &MemberJob, member: usize) -> Result<()> {
+fn done(job: &ShardJob, member: usize) -> Result<()> {
     catch_unwind(AssertUnwindSafe(|| job(member))).unwrap_or_else(|panic| {
         let what = panic
             .downcast_ref::<&str>()
@@ -110,10 +110,10 @@ fn done(job: &MemberJob, member: usize) -> Result<()> {
     })
 }
 
-impl Crew {
+impl ShardWorkers {
     /// Starts threads for `members` members. A waiting thread spins `spins` times before it sleeps.
     pub fn new(name: &str, members: usize, spins: usize, deadline: Duration) -> Result<Self> {
-        let mut crew = Crew {
+        let mut shard_workers = ShardWorkers {
             mailboxes: Vec::new(),
             threads: Vec::new(),
             spins,
@@ -143,10 +143,10 @@ impl Crew {
             let thread = samite_core::thread_builder()
                 .and_then(|thread| thread.name(format!("{name}-{member}")).spawn(work))
                 .map_err(|error| Error::io("starting a thread of a member", error))?;
-            crew.mailboxes.push(mailbox);
-            crew.threads.push(thread);
+            shard_workers.mailboxes.push(mailbox);
+            shard_workers.threads.push(thread);
         }
-        Ok(crew)
+        Ok(shard_workers)
     }
 
     /// Returns whether a thread did not return in time.
@@ -155,8 +155,8 @@ impl Crew {
     }
 
     /// Runs a job on every member and waits for all. Returns the result of each member, or `None`
-    /// for one that did not return in time; the crew is then lost.
-    pub fn run(&mut self, job: &MemberJob) -> Vec<Option<Result<()>>> {
+    /// for one that did not return in time; the threads are then lost.
+    pub fn run(&mut self, job: &ShardJob) -> Vec<Option<Result<()>>> {
         for mailbox in &self.mailboxes {
             mailbox.put(Post::Job(Arc::clone(job)));
         }
@@ -176,7 +176,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for ShardWorkers {
     fn drop(&mut self) {
         for mailbox in &self.mailboxes {
             mailbox.put(Post::End);
@@ -195,18 +195,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_member_works_once_and_a_panic_is_an_error() {
+    fn every_worker_runs_once_and_a_panic_is_an_error() {
         for spins in [0, 1000] {
-            let mut crew = Crew::new("test", 3, spins, Duration::from_secs(60)).unwrap();
+            let mut shard_workers =
+                ShardWorkers::new("test", 3, spins, Duration::from_secs(60)).unwrap();
             for round in 0..200 {
                 let worked = Arc::new(AtomicUsize::new(0));
                 let count = Arc::clone(&worked);
-                let job: MemberJob = Arc::new(move |member| {
+                let job: ShardJob = Arc::new(move |member| {
                     count.fetch_add(1 << (8 * member), Ordering::Relaxed);
                     assert!(member != 2 || round != 7, "on purpose");
                     Ok(())
                 });
-                let results = crew.run(&job);
+                let results = shard_workers.run(&job);
                 assert_eq!(worked.load(Ordering::Relaxed), 0x01_01_01);
                 let failed = results
                     .iter()
@@ -222,18 +223,18 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_does_not_come_back_is_not_waited_for() {
-        let mut crew = Crew::new("test", 2, 0, Duration::from_millis(30)).unwrap();
+    fn a_hanging_worker_is_abandoned_at_the_deadline() {
+        let mut shard_workers = ShardWorkers::new("test", 2, 0, Duration::from_millis(30)).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
         let receiver = Mutex::new(receiver);
-        let job: MemberJob = Arc::new(move |member| {
+        let job: ShardJob = Arc::new(move |member| {
             if member == 1 {
                 let _ = receiver.lock().unwrap().recv();
             }
             Ok(())
         });
-        let results = crew.run(&job);
-        assert!(results[1].is_none() && crew.is_lost());
+        let results = shard_workers.run(&job);
+        assert!(results[1].is_none() && shard_workers.is_lost());
         drop(sender);
     }
 }

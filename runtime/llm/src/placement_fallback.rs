@@ -6,7 +6,7 @@ use samite_sched::Fallback;
 
 /// A weight or a cache that is not on the device that rules or the order of devices require.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Displaced {
+pub struct PlacementFallback {
     /// Description, such as `tensor 'output.weight' of type q8_0`.
     pub what: String,
     /// Device that rejects it.
@@ -19,7 +19,7 @@ pub struct Displaced {
 
 /// Reports displaced weights and caches: one warning for each device and reason, or the first one
 /// as an error.
-pub(crate) fn report(displaced: &[Displaced], fallback: Fallback) -> Result<()> {
+pub(crate) fn report(displaced: &[PlacementFallback], fallback: Fallback) -> Result<()> {
     if fallback == Fallback::Allow {
         return Ok(());
     }
@@ -30,7 +30,7 @@ pub(crate) fn report(displaced: &[Displaced], fallback: Fallback) -> Result<()> 
             continue;
         }
         said.push(kind);
-        let of_kind = |other: &&Displaced| (&*other.wanted, &*other.reason) == kind;
+        let of_kind = |other: &&PlacementFallback| (&*other.wanted, &*other.reason) == kind;
         let message = format!(
             "{} belongs on {}, which refuses it: {}{}",
             first.what,
@@ -56,8 +56,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_refused_for_one_reason_is_counted_together() {
-        let displaced = |what: &str, wanted: &str, reason: &str| Displaced {
+    fn displaced_tensors_are_grouped_by_reason() {
+        let displaced = |what: &str, wanted: &str, reason: &str| PlacementFallback {
             what: what.to_owned(),
             wanted: wanted.to_owned(),
             reason: reason.to_owned(),
@@ -69,7 +69,7 @@ mod tests {
             displaced("c", "gpu", "too large"),
             displaced("d", "other", "too large"),
         ];
-        let denied = |displaced: &[Displaced]| {
+        let denied = |displaced: &[PlacementFallback]| {
             let error = report(displaced, Fallback::Deny).unwrap_err();
             error.to_string()
         };

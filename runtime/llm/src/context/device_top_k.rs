@@ -13,7 +13,7 @@ const MOST: usize = 256;
 
 /// The requested k, and the top tokens of the last batch.
 #[derive(Debug, Default)]
-pub(super) struct Likeliest {
+pub(super) struct DeviceTopK {
     wanted: usize,
     /// Values of k that memory was reserved for, and whether each is worthwhile.
     tried: BTreeMap<usize, bool>,
@@ -24,7 +24,7 @@ pub(super) struct Likeliest {
     per_row: usize,
 }
 
-impl Likeliest {
+impl DeviceTopK {
     /// Returns the k that graphs use; 0 for none.
     pub fn count(&self) -> usize {
         match self.tried.get(&self.wanted) {
@@ -94,16 +94,16 @@ impl Context {
     ///
     /// # Errors
     /// Returns an error if there is not enough memory.
-    pub fn set_likeliest(&mut self, count: Option<usize>) -> Result<()> {
+    pub fn set_device_top_k(&mut self, count: Option<usize>) -> Result<()> {
         let most = MOST.min(self.model().spec().n_vocab / 4);
         let wanted = count.filter(|&count| count <= most).unwrap_or(0);
-        self.likeliest.wanted = wanted;
-        let is_known = self.likeliest.tried.contains_key(&wanted);
+        self.device_top_k.wanted = wanted;
+        let is_known = self.device_top_k.tried.contains_key(&wanted);
         if wanted == 0 || is_known || self.options.output != Output::Logits {
             return Ok(());
         }
         let shape = GraphShape {
-            n_likeliest: wanted,
+            n_top_k: wanted,
             ..self.sizes.of_outputs()
         };
         let is_worth_while = self.is_chosen_where_it_is(shape)?;
@@ -112,13 +112,13 @@ impl Context {
             let built = self.source().build(shape)?;
             self.scheduler.reserve(&built.graph, &built.assignments)?;
         }
-        self.likeliest.tried.insert(wanted, is_worth_while);
+        self.device_top_k.tried.insert(wanted, is_worth_while);
         Ok(())
     }
 
-    /// Returns the k that was [requested](Self::set_likeliest).
-    pub(crate) fn likeliest_wanted(&self) -> Option<usize> {
-        let wanted = self.likeliest.wanted;
+    /// Returns the k that was [requested](Self::set_device_top_k).
+    pub(crate) fn requested_top_k(&self) -> Option<usize> {
+        let wanted = self.device_top_k.wanted;
         (wanted > 0).then_some(wanted)
     }
 
@@ -134,7 +134,7 @@ impl Context {
             return Ok(false);
         };
         let device_of = |id: TensorId| plan.placement().devices.get(id.index()).copied().flatten();
-        let Some((tokens, logits)) = built.inputs.likeliest else {
+        let Some((tokens, logits)) = built.inputs.device_top_k else {
             return Ok(false);
         };
         let mut nodes = [built.inputs.result, Some(tokens), logits]
@@ -148,10 +148,10 @@ impl Context {
     }
 
     /// Returns the top tokens after the token at `index` of the last batch, each with its logit, if
-    /// they were [read instead of logits](Self::set_likeliest). With k = 1, the logit is 0, or NaN
-    /// if the token may not be a valid choice.
-    pub fn likeliest(&self, index: usize) -> Option<&[(u32, f32)]> {
-        self.likeliest.row((*self.rows.get(index)?)?)
+    /// they were [read instead of logits](Self::set_device_top_k). With k = 1, the logit is 0, or
+    /// NaN if the token may not be a valid choice.
+    pub fn device_top_k(&self, index: usize) -> Option<&[(u32, f32)]> {
+        self.device_top_k.row((*self.rows.get(index)?)?)
     }
 
     /// Returns the [logits](Self::logits) after the token at `index` of the last batch. Reads them,
@@ -160,14 +160,14 @@ impl Context {
     /// # Errors
     /// Returns an error if the logits were not requested, or if a device fails.
     pub fn read_logits(&mut self, index: usize) -> Result<&[f32]> {
-        if self.likeliest.are_found() {
+        if self.device_top_k.are_found() {
             let built = self.loaded.and_then(|shape| self.graphs.get(shape));
             if let Some(result) = built.and_then(|built| built.inputs.result) {
                 let rows = self.rows.iter().flatten().count();
                 let out = &mut self.values[..rows * self.width];
                 self.scheduler
                     .read(result, 0, bytemuck::cast_slice_mut(out))?;
-                self.likeliest.forget();
+                self.device_top_k.forget();
             }
         }
         self.logits(index)

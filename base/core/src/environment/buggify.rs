@@ -7,17 +7,17 @@ use std::fmt::Debug;
 /// Some branches are always correct but rarely taken, such as forgetting a plan or reading a file
 /// in tiny pieces. Code offers them here by name, so that a simulation takes them often, in every
 /// state of the program. (FoundationDB calls this *buggify*.)
-pub trait Chance: Send + Sync + Debug {
+pub trait Buggify: Send + Sync + Debug {
     /// Returns whether to take `branch` now.
-    fn takes(&self, branch: &str) -> bool;
+    fn fires(&self, branch: &str) -> bool;
 }
 
 /// Takes no optional branch.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct NoChance;
+pub struct NoBuggify;
 
-impl Chance for NoChance {
-    fn takes(&self, _branch: &str) -> bool {
+impl Buggify for NoBuggify {
+    fn fires(&self, _branch: &str) -> bool {
         false
     }
 }

@@ -28,28 +28,28 @@ pub enum Access {
 /// writer. A queue would deadlock: a reader could wait after a writer that waits for that reader's
 /// own thread, which may read the same bytes twice at once.
 #[derive(Default)]
-pub(crate) struct Gate {
-    state: Mutex<GateState>,
+pub(crate) struct RangeLock {
+    state: Mutex<RangeLockState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct GateState {
+struct RangeLockState {
     /// Accesses in progress. There are few, so a list is faster than a tree.
     inside: Vec<(Range<usize>, Access)>,
     /// Number of threads that wait.
     waiting: usize,
 }
 
-impl Gate {
-    fn lock(&self) -> MutexGuard<'_, GateState> {
+impl RangeLock {
+    fn lock(&self) -> MutexGuard<'_, RangeLockState> {
         // No code panics between two changes that belong together, so the state is consistent even
         // after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Blocks until no access in progress conflicts, then enters.
-    pub fn enter(&self, bytes: Range<usize>, access: Access) {
+    pub fn acquire(&self, bytes: Range<usize>, access: Access) {
         let mut state = self.lock();
         let excluded = |(other, theirs): &(Range<usize>, Access)| {
             (access == Access::Write || *theirs == Access::Write)
@@ -67,9 +67,9 @@ impl Gate {
         state.inside.push((bytes, access));
     }
 
-    /// Undoes one [`enter`](Gate::enter) with the same `bytes` and `access`, and wakes the waiting
-    /// threads.
-    pub fn leave(&self, bytes: Range<usize>, access: Access) {
+    /// Undoes one [`acquire`](RangeLock::acquire) with the same `bytes` and `access`, and wakes the
+    /// waiting threads.
+    pub fn release(&self, bytes: Range<usize>, access: Access) {
         let mut state = self.lock();
         let left = (bytes, access);
         if let Some(at) = state.inside.iter().position(|inside| *inside == left) {
@@ -92,14 +92,14 @@ impl Gate {
 
     /// Calls `f` inside the lock. Leaves the lock even if `f` panics.
     pub fn with<R>(&self, bytes: Range<usize>, access: Access, f: impl FnOnce() -> R) -> R {
-        struct Leave<'a>(&'a Gate, Range<usize>, Access);
-        impl Drop for Leave<'_> {
+        struct Release<'a>(&'a RangeLock, Range<usize>, Access);
+        impl Drop for Release<'_> {
             fn drop(&mut self) {
-                self.0.leave(self.1.clone(), self.2);
+                self.0.release(self.1.clone(), self.2);
             }
         }
-        self.enter(bytes.clone(), access);
-        let _leave = Leave(self, bytes, access);
+        self.acquire(bytes.clone(), access);
+        let _leave = Release(self, bytes, access);
         f()
     }
 }
@@ -111,56 +111,57 @@ mod loom_tests {
     use loom::sync::atomic::{AtomicUsize, Ordering};
 
     /// One visit of a thread: it enters for some bytes, touches them and leaves.
-    type Visit = (Range<usize>, Access);
+    type RangeAccess = (Range<usize>, Access);
 
     /// Tries every interleaving of the visits with up to three preemptions, and checks for each
     /// byte that a writer is alone.
-    fn all_orders(visits: &'static [&'static [Visit]]) {
+    fn all_orders(visits: &'static [&'static [RangeAccess]]) {
         let mut model = loom::model::Builder::new();
         // Every known bug needs fewer. All interleavings of three threads would take minutes.
         model.preemption_bound = Some(3);
         model.check(move || {
-            let gate = Arc::new(Gate::default());
+            let range_lock = Arc::new(RangeLock::default());
             // Per byte, the number of readers inside, plus a hundred for a writer. Does not
             // synchronise: only the lock does that.
             let bytes: Arc<[AtomicUsize; 3]> = Arc::new(Default::default());
-            let visit = |gate: &Gate, bytes: &[AtomicUsize; 3], visits: &[Visit]| {
-                for (range, access) in visits {
-                    let (weight, others) = match access {
-                        Access::Read => (1, 100),
-                        Access::Write => (100, 1),
-                    };
-                    gate.enter(range.clone(), *access);
-                    for byte in &bytes[range.clone()] {
-                        assert!(
-                            byte.fetch_add(weight, Ordering::Relaxed) < others,
-                            "two that exclude each other are inside"
-                        );
+            let visit =
+                |range_lock: &RangeLock, bytes: &[AtomicUsize; 3], visits: &[RangeAccess]| {
+                    for (range, access) in visits {
+                        let (weight, others) = match access {
+                            Access::Read => (1, 100),
+                            Access::Write => (100, 1),
+                        };
+                        range_lock.acquire(range.clone(), *access);
+                        for byte in &bytes[range.clone()] {
+                            assert!(
+                                byte.fetch_add(weight, Ordering::Relaxed) < others,
+                                "two that exclude each other are inside"
+                            );
+                        }
+                        for byte in &bytes[range.clone()] {
+                            byte.fetch_sub(weight, Ordering::Relaxed);
+                        }
+                        range_lock.release(range.clone(), *access);
                     }
-                    for byte in &bytes[range.clone()] {
-                        byte.fetch_sub(weight, Ordering::Relaxed);
-                    }
-                    gate.leave(range.clone(), *access);
-                }
-            };
+                };
             let (mine, theirs) = visits.split_first().unwrap();
             let threads: Vec<_> = theirs
                 .iter()
                 .map(|theirs| {
-                    let (gate, bytes) = (Arc::clone(&gate), Arc::clone(&bytes));
-                    loom::thread::spawn(move || visit(&gate, &bytes, theirs))
+                    let (range_lock, bytes) = (Arc::clone(&range_lock), Arc::clone(&bytes));
+                    loom::thread::spawn(move || visit(&range_lock, &bytes, theirs))
                 })
                 .collect();
-            visit(&gate, &bytes, mine);
+            visit(&range_lock, &bytes, mine);
             threads
                 .into_iter()
                 .for_each(|thread| thread.join().unwrap());
-            assert_eq!((gate.inside(), gate.waiting()), (0, 0));
+            assert_eq!((range_lock.inside(), range_lock.waiting()), (0, 0));
         });
     }
 
     #[test]
-    fn a_writer_is_alone() {
+    fn writers_are_exclusive() {
         all_orders(&[
             &[(0..2, Access::Write)],
             &[(1..3, Access::Read)],
@@ -169,7 +170,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn readers_and_a_writer_of_some_of_their_bytes() {
+    fn readers_exclude_a_writer_of_overlapping_bytes() {
         all_orders(&[
             &[(0..2, Access::Read), (2..3, Access::Write)],
             &[(1..3, Access::Read)],
@@ -178,7 +179,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn nobody_is_forgotten() {
+    fn every_waiter_is_woken() {
         all_orders(&[
             &[(0..1, Access::Write), (0..1, Access::Write)],
             &[(0..3, Access::Read), (0..1, Access::Read)],

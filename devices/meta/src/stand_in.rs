@@ -5,13 +5,13 @@
 //! process reported. It computes nothing and allocates no memory.
 
 use crate::comm::ProcessGroup;
-use samite_core::{Delegate, Delegating, Device, DeviceKind, Error, MemoryInfo, Result};
+use samite_core::{Device, DeviceKind, DeviceWrapper, Error, MemoryInfo, Result, WrappedDevice};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Description of a device, sent to the other processes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct About {
+struct DeviceDescription {
     host: String,
     name: String,
     description: String,
@@ -25,10 +25,10 @@ struct About {
 struct StandInDevice {
     inner: Arc<dyn Device>,
     name: String,
-    about: About,
+    about: DeviceDescription,
 }
 
-impl Delegate for StandInDevice {
+impl DeviceWrapper for StandInDevice {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.inner
     }
@@ -67,7 +67,7 @@ pub(crate) fn members(
     host: &str,
 ) -> Result<Vec<Arc<dyn Device>>> {
     let memory = own.memory();
-    let about = About {
+    let about = DeviceDescription {
         host: host.to_owned(),
         name: own.name().to_owned(),
         description: own.description(),
@@ -80,8 +80,8 @@ pub(crate) fn members(
     let mine = serde_json::to_vec(&about).map_err(strange)?;
     let told = group.tell(&mine)?;
     let member = |(rank, told): (usize, &Vec<u8>)| {
-        let about: About = serde_json::from_slice(told).map_err(strange)?;
-        Ok(Delegating::device(StandInDevice {
+        let about: DeviceDescription = serde_json::from_slice(told).map_err(strange)?;
+        Ok(WrappedDevice::device(StandInDevice {
             inner: Arc::clone(own),
             name: format!("rank{rank}:{}", about.name),
             about,
@@ -100,7 +100,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn each_process_has_memory_for_its_own_member_only() {
+    fn each_process_allocates_only_its_own_shard() {
         let work = |end: Played| {
             let group = ProcessGroup::new(Box::new(end), ProcessOptions::default());
             let rank = group.rank();

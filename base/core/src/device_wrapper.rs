@@ -1,14 +1,14 @@
 //! Device wrappers, which forward everything that they do not change.
 //!
 //! Tests add faults or preferences to a device, a tracer records calls, and a composite device
-//! forwards to its members. Such a wrapper implements [`Delegate`], whose methods all forward by
-//! default, and is used as a [`Delegating`].
+//! forwards to its members. Such a wrapper implements [`DeviceWrapper`], whose methods all forward
+//! by default, and is used as a [`WrappedDevice`].
 
 use crate::buffer::{Buffer, BufferType, Usage};
 use crate::cancel::CancelToken;
 use crate::device::{
-    Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Event, Keep, MemoryInfo, Selection,
-    Stream,
+    Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Event, KeepAlive, MemoryInfo,
+    Selection, Stream,
 };
 use crate::error::Result;
 use crate::graph::{Graph, Node, TensorId};
@@ -19,11 +19,11 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Declares the trait and forwards every method of the contract, in both directions.
-macro_rules! delegate {
+macro_rules! forward_methods {
     ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
-        /// Differences between a [`Delegating`] device and its [`inner`](Delegate::inner) device.
+        /// Differences between a [`WrappedDevice`] and its [`inner`](DeviceWrapper::inner) device.
         /// The methods are those of [`Device`].
-        pub trait Delegate: Send + Sync + 'static {
+        pub trait DeviceWrapper: Send + Sync + 'static {
             /// Returns the device to which calls are forwarded.
             fn inner(&self) -> &Arc<dyn Device>;
 
@@ -49,7 +49,7 @@ macro_rules! delegate {
             )*
         }
 
-        impl<D: Delegate> Device for Delegating<D> {
+        impl<D: DeviceWrapper> Device for WrappedDevice<D> {
             fn name(&self) -> &str {
                 self.0.name()
             }
@@ -71,23 +71,23 @@ macro_rules! delegate {
     };
 }
 
-/// A device wrapper that forwards everything that its [`Delegate`] does not change.
-pub struct Delegating<D>(pub D);
+/// A device wrapper that forwards everything that its [`DeviceWrapper`] does not change.
+pub struct WrappedDevice<D>(pub D);
 
-impl<D: Delegate> Delegating<D> {
-    /// Wraps the delegate as a device for a scheduler.
-    pub fn device(delegate: D) -> Arc<dyn Device> {
-        Arc::new(Delegating(delegate))
+impl<D: DeviceWrapper> WrappedDevice<D> {
+    /// Wraps `wrapper` as a device for a scheduler.
+    pub fn device(wrapper: D) -> Arc<dyn Device> {
+        Arc::new(WrappedDevice(wrapper))
     }
 }
 
-impl<D: Delegate> fmt::Debug for Delegating<D> {
+impl<D: DeviceWrapper> fmt::Debug for WrappedDevice<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Delegating({:?})", self.0.inner())
+        write!(f, "WrappedDevice({:?})", self.0.inner())
     }
 }
 
-delegate! {
+forward_methods! {
     fn description(&self) -> String;
     fn kind(&self) -> DeviceKind;
     fn physical_id(&self) -> Option<String>;
@@ -117,14 +117,14 @@ delegate! {
         earlier: Option<&Arc<dyn Compiled>>,
         cancel: &CancelToken
     ) -> Result<Option<Arc<dyn Compiled>>>;
-    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<Keep>;
+    fn optimize(&self, graph: &Graph, nodes: &mut [TensorId]) -> Vec<KeepAlive>;
     fn create_event(&self) -> Result<Arc<dyn Event>>;
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn every_method_of_devices_is_forwarded() {
+    fn every_device_method_is_forwarded() {
         let devices = include_str!("device.rs");
         let (_, device) = devices.split_once("pub trait Device:").unwrap();
         let (device, _) = device.split_once("\n}\n").unwrap();
@@ -132,7 +132,7 @@ mod tests {
             let name = line.strip_prefix("    fn ")?;
             name.split(['(', '<']).next()
         });
-        let forwarded = include_str!("delegate.rs");
+        let forwarded = include_str!("device_wrapper.rs");
         let (forwarded, _) = forwarded.split_once("mod tests").unwrap();
         let mut count = 0;
         for name in methods {

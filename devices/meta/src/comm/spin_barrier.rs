@@ -43,7 +43,7 @@ struct BarrierState {
 }
 
 /// A reusable barrier for `size` threads. A thread that arrives early spins briefly, then sleeps.
-pub(super) struct Meeting {
+pub(super) struct SpinBarrier {
     size: usize,
     spins: usize,
     deadline: Duration,
@@ -54,9 +54,9 @@ pub(super) struct Meeting {
     changed: Condvar,
 }
 
-impl Meeting {
+impl SpinBarrier {
     pub fn new(size: usize, spins: usize, deadline: Duration) -> Self {
-        Meeting {
+        SpinBarrier {
             size,
             spins,
             deadline,
@@ -182,41 +182,41 @@ mod tests {
     };
 
     #[test]
-    fn who_calls_something_else_fails_and_so_does_who_waits() {
+    fn mismatched_calls_fail_on_all_members() {
         for spins in [0, 1_000_000_000] {
-            let meeting = Meeting::new(2, spins, Duration::from_secs(60));
+            let spin_barrier = SpinBarrier::new(2, spins, Duration::from_secs(60));
             let other = Call { count: 5, ..SUM };
             std::thread::scope(|scope| {
-                let first = scope.spawn(|| meeting.meet(0, SUM));
-                while meeting.lock().arrived.is_empty() {
+                let first = scope.spawn(|| spin_barrier.meet(0, SUM));
+                while spin_barrier.lock().arrived.is_empty() {
                     std::thread::yield_now();
                 }
-                let second = meeting.meet(1, other).unwrap_err();
+                let second = spin_barrier.meet(1, other).unwrap_err();
                 assert_eq!(
                     second.0,
                     "member 1 called sum of 5, but member 0 called sum of 4"
                 );
                 assert_eq!(first.join().unwrap().unwrap_err(), second);
             });
-            assert!(meeting.meet(0, SUM).is_err(), "it stays poisoned");
-            meeting.reset();
+            assert!(spin_barrier.meet(0, SUM).is_err(), "it stays poisoned");
+            spin_barrier.reset();
             std::thread::scope(|scope| {
-                let first = scope.spawn(|| meeting.meet(0, SUM));
-                meeting.meet(1, SUM).unwrap();
+                let first = scope.spawn(|| spin_barrier.meet(0, SUM));
+                spin_barrier.meet(1, SUM).unwrap();
                 first.join().unwrap().unwrap();
             });
         }
     }
 
     #[test]
-    fn who_does_not_come_in_time_is_named() {
-        let meeting = Meeting::new(3, 10, Duration::from_millis(50));
-        let error = meeting.meet(1, SUM).unwrap_err();
+    fn members_that_miss_the_deadline_are_named() {
+        let spin_barrier = SpinBarrier::new(3, 10, Duration::from_millis(50));
+        let error = spin_barrier.meet(1, SUM).unwrap_err();
         assert_eq!(
             error.0,
             "member 0, 2 did not come to sum of 4 within 0.05 s"
         );
-        assert!(meeting.is_poisoned());
+        assert!(spin_barrier.is_poisoned());
     }
 }
 
@@ -238,13 +238,13 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_everybody_sees_what_was_done_before_the_meeting() {
+    fn loom_writes_before_the_barrier_are_visible_after_it() {
         model(|| {
             let shared = Arc::new((
-                Meeting::new(2, 1, Duration::MAX),
+                SpinBarrier::new(2, 1, Duration::MAX),
                 [Number::new(0), Number::new(0)],
             ));
-            let work = |member: usize, shared: &(Meeting, [Number; 2])| {
+            let work = |member: usize, shared: &(SpinBarrier, [Number; 2])| {
                 for round in 1..3 {
                     shared.1[member].store(round, Ordering::Relaxed);
                     shared.0.meet(member, CALL).unwrap();
@@ -261,9 +261,9 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_nobody_waits_for_who_gave_up() {
+    fn loom_poisoning_wakes_the_waiters() {
         model(|| {
-            let shared = Arc::new(Meeting::new(2, 1, Duration::MAX));
+            let shared = Arc::new(SpinBarrier::new(2, 1, Duration::MAX));
             let theirs = Arc::clone(&shared);
             let other = loom::thread::spawn(move || theirs.poison("it failed".to_owned()));
             let error = shared.meet(0, CALL).unwrap_err();

@@ -1,17 +1,17 @@
 //! Copies through the host, for memory between which no device can copy.
 
 use crate::split::Copy;
-use samite_core::{Bounce, Error, Graph, Result, TensorRef};
+use samite_core::{BounceBuffer, Error, Graph, Result, TensorRef};
 
 /// Copier through the host. Its buffer is large enough for all loaded plans.
 #[derive(Default)]
-pub(crate) struct Detour {
-    bounce: Bounce,
+pub(crate) struct HostCopier {
+    bounce: BounceBuffer,
     /// Set for each expert in use.
     used: Vec<bool>,
 }
 
-impl Detour {
+impl HostCopier {
     /// Reserves memory for `copy`, so that making it does not allocate.
     pub fn reserve(
         &mut self,

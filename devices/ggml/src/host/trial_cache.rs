@@ -11,12 +11,12 @@ use std::time::UNIX_EPOCH;
 type Devices = Vec<(String, Option<String>)>;
 
 /// Cache file of the verdicts on one plugin, and its subject line.
-pub struct Verdicts {
+pub struct TrialCache {
     file: PathBuf,
     subject: String,
 }
 
-impl Verdicts {
+impl TrialCache {
     /// Returns the verdicts on the plugin at `path`, if there is a cache folder.
     pub fn for_plugin(path: &Path) -> Option<Self> {
         Self::in_folder(&samite_core::cache_folder()?, path)
@@ -28,7 +28,7 @@ impl Verdicts {
         let mut hasher = DefaultHasher::new();
         path.hash(&mut hasher);
         let stem = path.file_stem()?.to_string_lossy();
-        Some(Verdicts {
+        Some(TrialCache {
             file: folder.join(format!("plugin-{stem}-{:016x}", hasher.finish())),
             subject: format!(
                 "{} {} {} {}",
@@ -83,36 +83,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verdicts_are_kept_until_the_file_changes() {
+    fn verdicts_are_cached_until_the_file_changes() {
         let folder = tempfile::tempdir().unwrap();
         let plugin = folder.path().join("libggml-x.so");
         let kept = folder.path().join("kept");
-        assert!(Verdicts::in_folder(&kept, &plugin).is_none(), "no file");
+        assert!(TrialCache::in_folder(&kept, &plugin).is_none(), "no file");
         std::fs::write(&plugin, "1").unwrap();
-        let verdicts = || Verdicts::in_folder(&kept, &plugin).unwrap();
-        assert_eq!(verdicts().read(), None);
+        let trial_cache = || TrialCache::in_folder(&kept, &plugin).unwrap();
+        assert_eq!(trial_cache().read(), None);
         let devices = vec![
             ("A one".to_owned(), None),
             ("B".to_owned(), Some("no".to_owned())),
         ];
-        verdicts().write(&devices);
-        assert_eq!(verdicts().read(), Some(devices.clone()));
+        trial_cache().write(&devices);
+        assert_eq!(trial_cache().read(), Some(devices.clone()));
         // A plugin of the same name in another folder does not replace the verdicts.
         let other = folder.path().join("other");
         std::fs::create_dir(&other).unwrap();
         std::fs::write(other.join("libggml-x.so"), "1").unwrap();
-        let other = Verdicts::in_folder(&kept, &other.join("libggml-x.so")).unwrap();
+        let other = TrialCache::in_folder(&kept, &other.join("libggml-x.so")).unwrap();
         other.write(&Vec::new());
-        assert_eq!(verdicts().read(), Some(devices.clone()));
+        assert_eq!(trial_cache().read(), Some(devices.clone()));
         std::fs::remove_file(&other.file).unwrap();
         assert_eq!(std::fs::read_dir(&kept).unwrap().count(), 1);
         let time = std::fs::metadata(&plugin).unwrap().modified().unwrap();
         std::fs::write(&plugin, "12").unwrap();
         let file = std::fs::File::options().append(true).open(&plugin).unwrap();
         file.set_modified(time).unwrap();
-        assert_eq!(verdicts().read(), None, "another size");
-        verdicts().write(&devices);
+        assert_eq!(trial_cache().read(), None, "another size");
+        trial_cache().write(&devices);
         file.set_modified(UNIX_EPOCH).unwrap();
-        assert_eq!(verdicts().read(), None, "another time");
+        assert_eq!(trial_cache().read(), None, "another time");
     }
 }

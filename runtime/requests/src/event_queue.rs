@@ -7,10 +7,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 /// Callback that wakes up the engine: a reader made room or was dropped.
-pub type Bell = Arc<dyn Fn() + Send + Sync>;
+pub type EngineWaker = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Debug, Default)]
-struct OutboxState {
+struct EventQueueState {
     events: VecDeque<Event>,
     /// The event of the end, which the reader gets when the engine drops its side.
     last: Option<Event>,
@@ -21,20 +21,20 @@ struct OutboxState {
     is_ended: bool,
 }
 
-struct OutboxChannel {
-    state: Mutex<OutboxState>,
+struct EventChannel {
+    state: Mutex<EventQueueState>,
     changed: Condvar,
     capacity: usize,
-    bell: Bell,
+    wake_engine: EngineWaker,
 }
 
-impl OutboxChannel {
-    fn lock(&self) -> MutexGuard<'_, OutboxState> {
+impl EventChannel {
+    fn lock(&self) -> MutexGuard<'_, EventQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl std::fmt::Debug for OutboxChannel {
+impl std::fmt::Debug for EventChannel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OutboxChannel")
             .field("capacity", &self.capacity)
@@ -44,24 +44,24 @@ impl std::fmt::Debug for OutboxChannel {
 
 /// The engine's side.
 #[derive(Debug)]
-pub(crate) struct Outbox(Arc<OutboxChannel>);
+pub(crate) struct EventQueue(Arc<EventChannel>);
 
 /// The reader's side. A request whose reader is dropped is cancelled.
 #[derive(Debug)]
-pub struct Reader(Arc<OutboxChannel>);
+pub struct Reader(Arc<EventChannel>);
 
 /// Creates a queue for `capacity` events.
-pub(crate) fn outbox(capacity: usize, bell: Bell) -> (Outbox, Reader) {
-    let shared = Arc::new(OutboxChannel {
+pub(crate) fn event_queue(capacity: usize, wake_engine: EngineWaker) -> (EventQueue, Reader) {
+    let shared = Arc::new(EventChannel {
         state: Mutex::default(),
         changed: Condvar::new(),
         capacity: capacity.max(1),
-        bell,
+        wake_engine,
     });
-    (Outbox(Arc::clone(&shared)), Reader(shared))
+    (EventQueue(Arc::clone(&shared)), Reader(shared))
 }
 
-impl Outbox {
+impl EventQueue {
     pub fn is_full(&self) -> bool {
         self.0.lock().events.len() >= self.0.capacity
     }
@@ -89,7 +89,7 @@ impl Outbox {
     }
 }
 
-impl Drop for Outbox {
+impl Drop for EventQueue {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.is_ended = true;
@@ -108,11 +108,11 @@ impl Drop for Outbox {
 }
 
 impl Reader {
-    fn taken(&self, state: &mut OutboxState) -> Option<Event> {
+    fn taken(&self, state: &mut EventQueueState) -> Option<Event> {
         let was_full = state.events.len() >= self.0.capacity;
         let event = state.events.pop_front()?;
         if was_full {
-            (self.0.bell)();
+            (self.0.wake_engine)();
         }
         Some(event)
     }
@@ -160,7 +160,7 @@ impl Drop for Reader {
         state.events.clear();
         drop(state);
         if must_tell {
-            (self.0.bell)();
+            (self.0.wake_engine)();
         }
     }
 }
@@ -180,55 +180,55 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_made_room_or_is_gone_rings() {
+    fn readers_ring_when_they_make_room_or_are_dropped() {
         let rings = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&rings);
-        let bell: Bell = Arc::new(move || {
+        let wake_engine: EngineWaker = Arc::new(move || {
             counted.fetch_add(1, Ordering::SeqCst);
         });
-        let (outbox, mut reader) = outbox(2, bell);
-        outbox.send(token(1));
-        assert!(!outbox.is_full());
-        outbox.send(token(2));
-        assert!(outbox.is_full());
+        let (event_queue, mut reader) = event_queue(2, wake_engine);
+        event_queue.send(token(1));
+        assert!(!event_queue.is_full());
+        event_queue.send(token(2));
+        assert!(event_queue.is_full());
         assert_eq!(reader.try_next(), Some(token(1)));
         assert_eq!(rings.load(Ordering::SeqCst), 1);
         assert_eq!(reader.wait(), Some(token(2)));
         assert_eq!(reader.try_next(), None);
         assert_eq!(rings.load(Ordering::SeqCst), 1);
         drop(reader);
-        assert!(outbox.is_closed());
+        assert!(event_queue.is_closed());
         assert_eq!(rings.load(Ordering::SeqCst), 2);
     }
 
     #[test]
-    fn an_engine_that_is_gone_ends_the_answer() {
-        let (outbox, mut reader) = outbox(1, Arc::new(|| {}));
+    fn a_dropped_engine_ends_the_answer() {
+        let (event_queue, mut reader) = event_queue(1, Arc::new(|| {}));
         let started = Event::Started(Started {
             slot: 0,
             prompt: 1,
             cached: 0,
             miss: None,
         });
-        outbox.send(started.clone());
-        drop(outbox);
+        event_queue.send(started.clone());
+        drop(event_queue);
         assert_eq!(reader.wait(), Some(started));
         assert_eq!(reader.wait(), None);
     }
 
     #[test]
     fn the_end_arrives_when_the_engine_drops_its_side() {
-        let (outbox, mut reader) = outbox(1, Arc::new(|| {}));
+        let (event_queue, mut reader) = event_queue(1, Arc::new(|| {}));
         let end = Event::Failed(Failed {
             kind: FailureKind::Closing,
             message: String::new(),
             counts: Counts::default(),
         });
-        outbox.send(token(1));
-        outbox.send(end.clone());
+        event_queue.send(token(1));
+        event_queue.send(end.clone());
         assert_eq!(reader.try_next(), Some(token(1)));
         assert_eq!(reader.try_next(), None);
-        drop(outbox);
+        drop(event_queue);
         assert_eq!(reader.wait(), Some(end));
         assert_eq!(reader.wait(), None);
     }

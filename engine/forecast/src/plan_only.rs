@@ -1,24 +1,24 @@
 //! Devices that exist only in plans.
 
-use crate::machines::Through;
+use crate::machines::AccessPath;
 use samite_core::{
-    Buffer, BufferType, Capabilities, Delegate, Delegating, Device, DeviceKind, Error, Graph,
-    HostMemory, Keep, MemoryInfo, Node, Result, Stream, Support, TensorId, TensorInfo, Usage,
-    same_buffer_type,
+    Buffer, BufferType, Capabilities, Device, DeviceKind, DeviceWrapper, Error, Graph, HostMemory,
+    KeepAlive, MemoryInfo, Node, Result, Stream, Support, TensorId, TensorInfo, Usage,
+    WrappedDevice, same_buffer_type,
 };
 use std::sync::Arc;
 
 /// Returns a device called `name` that plans like `like`, with `bytes` of memory that cannot be
 /// used. A device that is reached `through` something has its own memory. Otherwise it works on
 /// host memory.
-pub fn paper(
+pub fn plan_only(
     like: &Arc<dyn Device>,
     name: &str,
     bytes: usize,
-    through: Option<Through>,
+    through: Option<AccessPath>,
 ) -> Arc<dyn Device> {
     let memory = |inner: Arc<dyn BufferType>, suffix: &str| -> Arc<dyn BufferType> {
-        Arc::new(PaperMemory {
+        Arc::new(PlanOnlyMemory {
             name: format!("{name}{suffix}"),
             is_host: through.is_none() && inner.is_host(),
             inner,
@@ -31,7 +31,7 @@ pub fn paper(
     };
     let extra = like.extra_buffer_types().into_iter();
     let extra = extra.map(|inner| memory(inner, "-packed"));
-    Delegating::device(Paper {
+    WrappedDevice::device(PlanOnlyDevice {
         extra: extra.collect(),
         inner: Arc::clone(like),
         name: name.to_owned(),
@@ -41,16 +41,16 @@ pub fn paper(
     })
 }
 
-struct Paper {
+struct PlanOnlyDevice {
     inner: Arc<dyn Device>,
     name: String,
     bytes: usize,
-    through: Option<Through>,
+    through: Option<AccessPath>,
     own: Arc<dyn BufferType>,
     extra: Vec<Arc<dyn BufferType>>,
 }
 
-impl Delegate for Paper {
+impl DeviceWrapper for PlanOnlyDevice {
     fn inner(&self) -> &Arc<dyn Device> {
         &self.inner
     }
@@ -95,7 +95,7 @@ impl Delegate for Paper {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let on_its_own = matches!(self.through, Some(Through::Bus | Through::Remote));
+        let on_its_own = matches!(self.through, Some(AccessPath::Bus | AccessPath::Remote));
         Capabilities {
             asynchronous: on_its_own,
             events: on_its_own,
@@ -136,8 +136,8 @@ impl Delegate for Paper {
         let over_the_bus = (self.supports_buffer_type(from) && to.is_host())
             || (from.is_host() && self.supports_buffer_type(to));
         match self.through {
-            Some(Through::Bus) => within || over_the_bus,
-            Some(Through::Rpc | Through::Remote) => within,
+            Some(AccessPath::Bus) => within || over_the_bus,
+            Some(AccessPath::Rpc | AccessPath::Remote) => within,
             None => self.inner.can_copy(from, to),
         }
     }
@@ -146,7 +146,7 @@ impl Delegate for Paper {
         false
     }
 
-    fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) -> Vec<Keep> {
+    fn optimize(&self, _graph: &Graph, _nodes: &mut [TensorId]) -> Vec<KeepAlive> {
         Vec::new()
     }
 
@@ -155,7 +155,7 @@ impl Delegate for Paper {
     }
 }
 
-impl Paper {
+impl PlanOnlyDevice {
     fn no_data(&self) -> Error {
         Error::invalid(format!("device '{}' is for plans only", self.name))
     }
@@ -163,13 +163,13 @@ impl Paper {
 
 /// Memory type with the sizes of another one, and no bytes.
 #[derive(Debug)]
-struct PaperMemory {
+struct PlanOnlyMemory {
     name: String,
     inner: Arc<dyn BufferType>,
     is_host: bool,
 }
 
-impl BufferType for PaperMemory {
+impl BufferType for PlanOnlyMemory {
     fn name(&self) -> &str {
         &self.name
     }

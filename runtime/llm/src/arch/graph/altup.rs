@@ -1,13 +1,13 @@
-//! The nodes of AltUp, with several residual streams: `[width, streams, tokens]`.
+//! The nodes of AltUp, with several residual streams: `[width, altup, tokens]`.
 
 use super::Builder;
 use crate::arch::graph::Input;
-use crate::arch::spec::{Layer, Streams};
+use crate::arch::spec::{AltUp, Layer};
 use samite_core::{DType, Result, TensorId, Unary};
 
 impl Builder<'_> {
     /// Creates all streams from the embedding.
-    pub(super) fn spread(&mut self, s: &Streams, x: TensorId) -> Result<TensorId> {
+    pub(super) fn spread(&mut self, s: &AltUp, x: TensorId) -> Result<TensorId> {
         let [width, n_tokens, ..] = self.extents(x);
         let repeated = self.graph.repeat(x, [width, n_tokens, s.count - 1, 1])?;
         let others = self.product(repeated, s.begin)?;
@@ -21,7 +21,7 @@ impl Builder<'_> {
     }
 
     /// Merges all streams into one.
-    pub(super) fn merged(&mut self, s: &Streams, all: TensorId) -> Result<TensorId> {
+    pub(super) fn merged(&mut self, s: &AltUp, all: TensorId) -> Result<TensorId> {
         let first = self.first_stream(all)?;
         let others = self.other_streams(all)?;
         let others = self.graph.permute(others, [0, 2, 1, 3])?;
@@ -45,7 +45,7 @@ impl Builder<'_> {
     /// Returns all streams after a layer, or `None` like [`layer`](Self::layer).
     pub(super) fn layer_of_streams(
         &mut self,
-        s: &Streams,
+        s: &AltUp,
         layer: &Layer,
         all: TensorId,
         last: [usize; 2],
@@ -83,8 +83,8 @@ impl Builder<'_> {
         Ok(Some(self.named(all, "l_out")))
     }
 
-    /// Returns the router's result for the stream `x`: `[streams, tokens]`.
-    fn modalities(&mut self, s: &Streams, x: TensorId) -> Result<TensorId> {
+    /// Returns the router's result for the stream `x`: `[altup, tokens]`.
+    fn modalities(&mut self, s: &AltUp, x: TensorId) -> Result<TensorId> {
         let [width, ..] = self.extents(x);
         let normed = self.norm(x, &s.router_norm)?;
         let normed = self.graph.scale(normed, 1.0 / width as f32)?;
@@ -94,7 +94,7 @@ impl Builder<'_> {
     }
 
     /// Adds a mixture of all streams to each stream.
-    fn predicted(&mut self, s: &Streams, all: TensorId) -> Result<TensorId> {
+    fn predicted(&mut self, s: &AltUp, all: TensorId) -> Result<TensorId> {
         let [_, count, n_tokens, _] = self.extents(all);
         let first = self.first_stream(all)?;
         let said = self.modalities(s, first)?;
@@ -108,7 +108,7 @@ impl Builder<'_> {
     }
 
     /// Corrects all streams by the difference between the layer's result and the first stream.
-    fn corrected(&mut self, s: &Streams, all: TensorId, found: TensorId) -> Result<TensorId> {
+    fn corrected(&mut self, s: &AltUp, all: TensorId, found: TensorId) -> Result<TensorId> {
         let [width, count, n_tokens, _] = self.extents(all);
         let said = self.modalities(s, found)?;
         let first = self.first_stream(all)?;

@@ -6,7 +6,7 @@ use samite_core::{Buffer, Error, Result, Slot, TensorInfo, TensorRef, Usage};
 use std::sync::Arc;
 
 /// Buffers by memory and chunk.
-pub(crate) struct Chunks {
+pub(crate) struct BufferPool {
     /// `None` for chunks whose allocation failed.
     buffers: Vec<Vec<Option<Arc<dyn Buffer>>>>,
 }
@@ -18,10 +18,10 @@ pub(crate) struct Missing {
     size: usize,
 }
 
-impl Chunks {
+impl BufferPool {
     /// Creates an empty list of chunks for each of the memories.
     pub fn new(memories: usize) -> Self {
-        Chunks {
+        BufferPool {
             buffers: vec![Vec::new(); memories],
         }
     }

@@ -347,7 +347,7 @@ pub fn check_memory(plan: &Plan) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::{Assignments, DeviceSet, Options};
-    use samite_core::{DType, Graph, Keep};
+    use samite_core::{DType, Graph, KeepAlive};
     use samite_reference::{ReferenceDevice, ReferenceOptions};
 
     /// Returns a plan that alternates between two asynchronous devices.
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn every_wait_of_a_plan_is_needed() {
+    fn removing_any_wait_causes_a_race() {
         for copies in [1, 2, 4] {
             let complete = plan(copies);
             let runs = 3 * copies + 3;
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_that_are_copied_before_they_are_chosen_are_found() {
+    fn copies_before_expert_selection_are_races() {
         let device = |name: &str| {
             ReferenceDevice::new(ReferenceOptions {
                 asynchronous: true,
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_and_impossible_places_are_found() {
+    fn overlapping_and_invalid_placements_are_detected() {
         let complete = plan(1);
         assert_eq!(check_memory(&complete), Vec::<String>::new());
         let owned: Vec<_> = (0..complete.memory.tensors.len())
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_should_have_been_kept_is_noticed() {
+    fn reused_memory_that_must_be_preserved_is_detected() {
         let mut graph = Graph::new();
         let mut x = graph.input("x", DType::F32, [64, 1, 1, 1]).unwrap();
         let chain = [(); 4].map(|()| {
@@ -498,7 +498,9 @@ mod tests {
             assert_eq!(check_memory(&plan), Vec::<String>::new());
             // The device requests now what it should have requested before memory planning.
             let tensor = chain[0];
-            plan.lowered.splits[0].kept.push(Keep { tensor, until });
+            plan.lowered.splits[0]
+                .kept
+                .push(KeepAlive { tensor, until });
             assert_eq!(!check_memory(&plan).is_empty(), is_wrong, "until {until}");
         }
     }
