@@ -422,7 +422,7 @@ fn as_json(
         Finish::EndToken(_) => "end",
         Finish::StopString(_) => "stop",
         Finish::Constraint => "grammar",
-        Finish::MaxTokens | Finish::Callback => "limit",
+        Finish::MaxTokens | Finish::Deadline | Finish::Callback => "limit",
         Finish::ContextFull => "full",
     };
     let t = generation.timings;

@@ -90,6 +90,7 @@ pub mod synthetic;
 mod tensor_split;
 #[cfg(test)]
 mod testing;
+mod text_generator;
 mod vocab;
 mod weights;
 
@@ -111,7 +112,8 @@ pub use placement_fallback::PlacementFallback;
 pub use rules::{PlacementRule, Role, Selector};
 pub use sampling::sampler_params;
 pub use saved::{SavedHeader, SavedSequence};
-pub use session::{Finish, GenerateOptions, Generation, Session, Timings};
+pub use session::{GenerateOptions, Generation, Session, Timings};
 pub use synthetic::{SyntheticAdapter, SyntheticModel};
+pub use text_generator::{Finish, GeneratedText, TextGenerator};
 pub use vocab::vocab_data;
 pub use weights::{PlannedTensor, Weights};

@@ -4,7 +4,8 @@ use crate::batch::Batch;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::saved::{SavedSequence, Stopped};
-use samite_text::{LogProbabilities, Sampler, SamplerState, StopSequences, Tokenizer, Utf8Stream};
+use crate::text_generator::{Finish, TextGenerator};
+use samite_text::{LogProbabilities, Sampler, SamplerState, StopSequences, Tokenizer};
 use std::fmt;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
@@ -34,23 +35,6 @@ pub struct GenerateOptions {
 /// Number of tokens before the end of a prompt where recurrent states are marked. A template's
 /// generation prompt is shorter.
 const TEMPLATE_TAIL: usize = 24;
-
-/// Reason why a generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// The model ended the text with this token.
-    EndToken(u32),
-    /// The stop string with this index occurred.
-    StopString(usize),
-    /// The sampler's [`Constraint`](samite_text::Constraint) allows no continuation.
-    Constraint,
-    /// The maximum number of tokens was reached.
-    MaxTokens,
-    /// The context is full.
-    ContextFull,
-    /// The callback stopped the generation.
-    Callback,
-}
 
 /// Numbers of tokens and durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -169,7 +153,7 @@ pub struct Session {
     /// State of the last generation, if it can be resumed.
     stopped: Option<Stopped>,
     batch: Batch,
-    settle: Option<TokenAgreement>,
+    agreement: Option<TokenAgreement>,
     renew: Option<Renew>,
     progress: Option<PrefillProgress>,
 }
@@ -196,7 +180,7 @@ impl Session {
             batches: Vec::new(),
             stopped: None,
             batch: Batch::new(),
-            settle: None,
+            agreement: None,
             renew: None,
             progress: None,
         })
@@ -204,8 +188,8 @@ impl Session {
 
     /// Sets a callback that returns the token to use, given the sampled token. If several processes
     /// generate the same text, it returns the token of the first process.
-    pub fn agree_on_token(&mut self, settle: impl FnMut(u32) -> Result<u32> + Send + 'static) {
-        self.settle = Some(TokenAgreement(Box::new(settle)));
+    pub fn agree_on_token(&mut self, agree: impl FnMut(u32) -> Result<u32> + Send + 'static) {
+        self.agreement = Some(TokenAgreement(Box::new(agree)));
     }
 
     /// Sets a callback that creates another context of the same model after a device is
@@ -525,7 +509,7 @@ impl Session {
     ) -> Result<Generation> {
         self.stopped = None;
         let stop = StopSequences::new(&options.stop);
-        let mut stop = stop.map_err(|error| Error::invalid(error.to_string()))?;
+        let stop = stop.map_err(|error| Error::invalid(error.to_string()))?;
         let mut timings = Timings::default();
         let clock = Arc::clone(&self.context.options().environment.clock);
         let start = clock.now();
@@ -547,7 +531,12 @@ impl Session {
         let mut has_forgotten = false;
 
         let start = clock.now();
-        let mut text = Utf8Stream::new();
+        let mut generator = TextGenerator::new(
+            stop,
+            options.shown.clone(),
+            options.ignore_end,
+            options.max_tokens,
+        );
         let mut tokens = Vec::new();
         let mut log_probabilities = Vec::new();
         let mut row = self.batch.len() - 1;
@@ -558,34 +547,22 @@ impl Session {
             if options.max_tokens.is_some_and(|most| tokens.len() >= most) {
                 break Finish::MaxTokens;
             }
-            let sampled = self.sample(sampler, row)?;
-            let token = match &mut self.settle {
-                Some(TokenAgreement(settle)) => settle(sampled)?,
+            let sampled = TextGenerator::sample(&mut self.context, sampler, row)?;
+            let token = match &mut self.agreement {
+                Some(TokenAgreement(agree)) => agree(sampled)?,
                 None => sampled,
             };
-            sampler.accept(token)?;
             if let Some(count) = options.log_probabilities {
                 let logits = self.context.read_logits(row)?;
                 log_probabilities.extend(LogProbabilities::new(logits, token, count));
             }
+            let step = generator.accept(sampler, &self.tokenizer, token)?;
             tokens.push(token);
-            if self.tokenizer.is_eog(token) && !options.ignore_end {
-                break Finish::EndToken(token);
-            }
-            let is_shown = options.shown.contains(&token);
-            let step = stop.push(self.tokenizer.token_to_piece(token, is_shown)?);
-            let piece = text.push(step.emit);
-            if !piece.is_empty() && on_text(&mut self.context, &piece).is_break() {
+            if !step.text.is_empty() && on_text(&mut self.context, &step.text).is_break() {
                 break Finish::Callback;
             }
-            if let Some(number) = step.stopped {
-                break Finish::StopString(number);
-            }
-            if sampler.is_finished() {
-                break Finish::Constraint;
-            }
-            if options.max_tokens == Some(tokens.len()) {
-                break Finish::MaxTokens;
+            if let Some(finish) = step.finish {
+                break finish;
             }
             if self.tokens.len() >= self.context.n_ctx() {
                 match options.keep_when_full {
@@ -607,7 +584,7 @@ impl Session {
             timings.generated_tokens += 1;
         };
         if !matches!(finish, Finish::Callback) {
-            let rest = text.push(stop.finish()).into_owned() + text.flush();
+            let rest = generator.finish();
             if !rest.is_empty() {
                 // The generation has already ended, so there is nothing to stop.
                 let _ = on_text(&mut self.context, &rest);
@@ -629,17 +606,6 @@ impl Session {
             finish,
             timings,
         })
-    }
-
-    /// Samples the token after the one at `row` of the last batch.
-    fn sample(&mut self, sampler: &mut Sampler, row: usize) -> Result<u32> {
-        if let Some(device_top_k) = self.context.device_top_k(row) {
-            let n_vocab = self.context.model().spec().n_vocab;
-            if let Some(token) = sampler.sample_top_k(device_top_k, n_vocab)? {
-                return Ok(token);
-            }
-        }
-        Ok(sampler.sample(self.context.read_logits(row)?)?)
     }
 
     fn decode_one(&mut self, token: u32) -> Result<()> {

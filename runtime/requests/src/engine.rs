@@ -10,14 +10,14 @@ use crate::blocks::{BlockObserver, Blocks};
 use crate::disk::DiskTexts;
 use crate::draft::{AcceptanceRate, DraftBudget, StepCosts};
 use crate::drafter::Drafter;
-use crate::event::{FailureKind, Reason};
+use crate::event::FailureKind;
 use crate::event_queue::{EngineWaker, EventQueue, Reader, event_queue};
 use crate::prefix_cache::{CachedPrefix, Key, PrefixCache};
 use crate::request::{Limits, Prepared, Refusal, Request};
 use crate::running::Running;
 use crate::view::{SlotView, Totals, View, count_owners};
 use samite_core::environment::Clock;
-use samite_llm::{Batch, Context, Error, Result, SavedSequence, ScaledAdapter};
+use samite_llm::{Batch, Context, Error, Finish, Result, SavedSequence, ScaledAdapter};
 use samite_text::Tokenizer;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -579,7 +579,7 @@ impl Engine {
             running.fail(FailureKind::Cancelled, "the request was cancelled", now);
         } else {
             self.totals.finished += 1;
-            running.finish(Reason::Deadline, now);
+            running.finish(Finish::Deadline, now);
         }
     }
 

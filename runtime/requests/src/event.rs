@@ -1,5 +1,6 @@
 //! The events of a request.
 
+use samite_llm::Finish;
 use std::time::Duration;
 
 /// Event of a request, in this order: at most one [`Started`], then progress and tokens, then one
@@ -115,28 +116,11 @@ pub struct Probabilities {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
     /// Reason for the end.
-    pub reason: Reason,
+    pub reason: Finish,
     /// Rest of the text, which was held back while it could be part of a stop string.
     pub rest: String,
     /// Token counts and times.
     pub counts: Counts,
-}
-
-/// Reason why a text ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// The model ended it with this token.
-    EndToken(u32),
-    /// The stop string with this index occurred.
-    Stop(usize),
-    /// The constraint allows no continuation.
-    Constraint,
-    /// The maximum number of tokens was reached.
-    MaxTokens,
-    /// The context of the request is full.
-    ContextFull,
-    /// The deadline passed.
-    Deadline,
 }
 
 /// Token counts and times of a request.

@@ -67,8 +67,10 @@ pub use driver::{Handle, drive, drive_sleeping};
 pub use engine::{Engine, EngineOptions, Step};
 pub use event::{
     CacheMiss, Counts, Event, Failed, FailureKind, Finished, MissCause, Probabilities,
-    PromptProgress, Reason, Started, Token,
+    PromptProgress, Started, Token,
 };
+
 pub use event_queue::{EngineWaker, Reader};
 pub use request::{CacheOptions, Limits, Prepared, ProbabilityKind, Refusal, Request, Shift};
+pub use samite_llm::Finish;
 pub use view::{SlotView, Totals, View};

@@ -2,14 +2,13 @@
 
 use crate::draft::AcceptanceRate;
 use crate::event::{
-    Counts, Event, Failed, FailureKind, Finished, Probabilities, PromptProgress, Reason, Started,
-    Token,
+    Counts, Event, Failed, FailureKind, Finished, Probabilities, PromptProgress, Started, Token,
 };
 use crate::event_queue::EventQueue;
 use crate::prefix_cache::Key;
 use crate::request::{Prepared, ProbabilityKind, Request};
-use samite_llm::{Context, Error, SavedSequence};
-use samite_text::{LogProbabilities, Sampler, StopSequences, Tokenizer, Utf8Stream};
+use samite_llm::{Context, Error, Finish, SavedSequence, TextGenerator};
+use samite_text::{LogProbabilities, Sampler, Tokenizer};
 use std::time::{Duration, Instant};
 
 /// A request, from its submission to its end.
@@ -41,8 +40,7 @@ pub(crate) struct Running {
     /// Acceptance rate of the draft model, once it was used.
     pub model_acceptance_rate: Option<AcceptanceRate>,
     sampler: Sampler,
-    stop: StopSequences,
-    text: Utf8Stream,
+    generator: TextGenerator,
 }
 
 impl Running {
@@ -78,8 +76,12 @@ impl Running {
             acceptance_rate: AcceptanceRate::default(),
             model_acceptance_rate: None,
             sampler,
-            stop,
-            text: Utf8Stream::new(),
+            generator: TextGenerator::new(
+                stop,
+                request.shown.clone(),
+                request.ignore_end,
+                request.max_tokens,
+            ),
             request,
         }
     }
@@ -165,59 +167,36 @@ impl Running {
 
     /// Samples the token after the one at `index` of the last batch, with the requested
     /// probabilities.
-    pub fn choose(
+    pub fn sample(
         &mut self,
         context: &mut Context,
         index: usize,
     ) -> Result<(u32, Option<Probabilities>), Error> {
-        let n_vocab = context.model().spec().n_vocab;
-        if let Some(device_top_k) = context.device_top_k(index)
-            && let Some(token) = self.sampler.sample_top_k(device_top_k, n_vocab)?
-        {
-            return Ok((token, None));
-        }
-        let logits = context.read_logits(index)?;
-        let token = self.sampler.sample(logits)?;
-        Ok((token, self.probabilities(logits, token)))
+        let token = TextGenerator::sample(context, &mut self.sampler, index)?;
+        let probabilities = match self.request.probabilities {
+            Some(_) => self.probabilities(context.read_logits(index)?, token),
+            None => None,
+        };
+        Ok((token, probabilities))
     }
 
     /// Outputs a sampled token. Returns the reason if the text ends.
-    pub fn write(
+    pub fn accept(
         &mut self,
         (token, probabilities): (u32, Option<Probabilities>),
         tokenizer: &Tokenizer,
         now: Instant,
-    ) -> Result<Option<Reason>, Error> {
-        self.sampler.accept(token)?;
+    ) -> Result<Option<Finish>, Error> {
+        let step = self.generator.accept(&mut self.sampler, tokenizer, token)?;
         self.first_token.get_or_insert(now);
         self.tokens.push(token);
         self.counts.written += 1;
-        let is_end = tokenizer.is_eog(token) && !self.request.ignore_end;
-        let mut stopped = None;
-        let mut text = String::new();
-        if !is_end {
-            let is_shown = self.request.shown.contains(&token);
-            let piece = tokenizer.token_to_piece(token, is_shown);
-            let step = self.stop.push(piece.unwrap_or_default());
-            text.push_str(&self.text.push(step.emit));
-            stopped = step.stopped;
-        }
         self.event_queue.send(Event::Token(Token {
             id: token,
-            text,
+            text: step.text,
             probabilities,
         }));
-        let is_last = self
-            .request
-            .max_tokens
-            .is_some_and(|most| self.counts.written >= most);
-        Ok(match stopped {
-            _ if is_end => Some(Reason::EndToken(token)),
-            Some(number) => Some(Reason::Stop(number)),
-            None if self.sampler.is_finished() => Some(Reason::Constraint),
-            None if is_last => Some(Reason::MaxTokens),
-            None => None,
-        })
+        Ok(step.finish)
     }
 
     fn count(&mut self, now: Instant) -> Counts {
@@ -230,10 +209,9 @@ impl Running {
     }
 
     /// Sends the event of its end.
-    pub fn finish(&mut self, reason: Reason, now: Instant) {
+    pub fn finish(&mut self, reason: Finish, now: Instant) {
         let counts = self.count(now);
-        let held = self.stop.finish();
-        let rest = self.text.push(held).into_owned() + self.text.flush();
+        let rest = self.generator.finish();
         self.event_queue.send(Event::Finished(Finished {
             reason,
             rest,

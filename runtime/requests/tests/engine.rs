@@ -14,7 +14,7 @@ use samite_llm::{
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
     BlockEvent, CacheMiss, CacheOptions, Drafter, Engine, EngineOptions, Event, FailureKind,
-    Finished, MissCause, Reader, Reason, Refusal, Request, Shift, Started, Step, drive,
+    Finish, Finished, MissCause, Reader, Refusal, Request, Shift, Started, Step, drive,
     drive_sleeping,
 };
 use samite_testing::wait_until;
@@ -406,7 +406,7 @@ fn deadlines_end_requests_in_any_state() {
     engine.step();
     for reader in [&mut written, &mut waiting] {
         match events(reader).last() {
-            Some(Event::Finished(finished)) => assert_eq!(finished.reason, Reason::Deadline),
+            Some(Event::Finished(finished)) => assert_eq!(finished.reason, Finish::Deadline),
             other => panic!("{other:?}"),
         }
     }
@@ -421,7 +421,7 @@ fn a_full_context_ends_or_shifts_the_request() {
         ..request(10..30, 0)
     };
     let (_, finished) = answer(&mut engine, endless.clone());
-    assert_eq!(finished.reason, Reason::ContextFull);
+    assert_eq!(finished.reason, Finish::ContextFull);
     assert_eq!(finished.counts.written, 64 - 20);
     let shifted = Request {
         max_tokens: Some(100),
@@ -432,7 +432,7 @@ fn a_full_context_ends_or_shifts_the_request() {
         ..endless
     };
     let (_, finished) = answer(&mut engine, shifted);
-    assert_eq!(finished.reason, Reason::MaxTokens);
+    assert_eq!(finished.reason, Finish::MaxTokens);
     assert!(finished.counts.truncated && finished.counts.written == 100);
 }
 

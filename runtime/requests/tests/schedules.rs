@@ -13,7 +13,7 @@ use samite_llm::{
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
-    CacheOptions, Drafter, Engine, EngineOptions, Event, FailureKind, Reader, Reason, Request,
+    CacheOptions, Drafter, Engine, EngineOptions, Event, FailureKind, Finish, Reader, Request,
     Totals,
 };
 use samite_testing::{Rng, ticking};
@@ -118,7 +118,7 @@ fn folder(architecture: usize) -> &'static Path {
 const CONTEXT: usize = 96;
 
 /// Returns the result of a request without other requests and with an empty cache.
-fn alone(model: &Arc<Model>, request: &Request) -> (Vec<u32>, Reason) {
+fn alone(model: &Arc<Model>, request: &Request) -> (Vec<u32>, Finish) {
     let options = EngineOptions {
         slots: 1,
         kept: 1,
@@ -142,7 +142,7 @@ struct Answer {
     reader: Option<Reader>,
     tokens: Vec<u32>,
     cached: usize,
-    end: Option<Result<Reason, FailureKind>>,
+    end: Option<Result<Finish, FailureKind>>,
 }
 
 impl Answer {
@@ -317,7 +317,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
         steps += 1;
         assert!(steps < 20_000, "seed {seed}: it never ends");
     }
-    let mut known: BTreeMap<String, (Vec<u32>, Reason)> = BTreeMap::new();
+    let mut known: BTreeMap<String, (Vec<u32>, Finish)> = BTreeMap::new();
     let mut cached = 0;
     for (id, request, answer, is_cancelled) in &answers {
         let name = format!(

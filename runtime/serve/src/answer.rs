@@ -8,7 +8,7 @@ use crate::job::{Job, Parsing};
 use crate::latency::Latencies;
 use samite_chat::{Answer, AnswerCall, AnswerEvent as Parsed, AnswerParser};
 use samite_requests::{
-    CacheMiss, Counts, Event, MissCause, Probabilities, PromptProgress, Reason, Started, Token,
+    CacheMiss, Counts, Event, Finish, MissCause, Probabilities, PromptProgress, Started, Token,
 };
 use samite_text::Tokenizer;
 use serde_json::{Value, json};
@@ -58,7 +58,7 @@ pub struct Choice {
     pub slot: usize,
     pub counts: Counts,
     pub miss: Option<CacheMiss>,
-    pub reason: Option<Reason>,
+    pub reason: Option<Finish>,
     pub error: Option<ApiError>,
     /// Text that arrived with the end.
     rest: String,
@@ -247,7 +247,7 @@ impl Choice {
     pub fn is_cut(&self) -> bool {
         matches!(
             self.reason,
-            Some(Reason::MaxTokens | Reason::ContextFull | Reason::Deadline)
+            Some(Finish::MaxTokens | Finish::ContextFull | Finish::Deadline)
         )
     }
 
@@ -290,7 +290,7 @@ impl Choice {
     pub fn stop_type(&self) -> &'static str {
         match self.reason {
             _ if self.is_cut() => "limit",
-            Some(Reason::Stop(_)) => "word",
+            Some(Finish::StopString(_)) => "word",
             Some(_) => "eos",
             None => "none",
         }
@@ -298,7 +298,7 @@ impl Choice {
 
     /// Returns whether part of the answer is missing.
     pub fn is_truncated(&self) -> bool {
-        self.counts.truncated || self.reason == Some(Reason::ContextFull)
+        self.counts.truncated || self.reason == Some(Finish::ContextFull)
     }
 
     /// Returns llama-server's timings.

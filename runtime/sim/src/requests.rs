@@ -16,7 +16,7 @@ use samite_llm::{
     Adapter, Context, ContextOptions, Error, Model, ModelOptions, PlacementRule, ScaledAdapter,
 };
 use samite_requests::{
-    CacheOptions, Drafter, Engine, EngineOptions, Event, Reader, Reason, Request, Shift,
+    CacheOptions, Drafter, Engine, EngineOptions, Event, Finish, Reader, Request, Shift,
 };
 use samite_testing::Rng;
 use samite_text::SamplerParams;
@@ -136,7 +136,7 @@ struct TrackedRequest {
     wish: SimRequest,
     reader: Option<Reader>,
     tokens: Vec<u32>,
-    end: Option<Result<Reason, String>>,
+    end: Option<Result<Finish, String>>,
     /// True if the request may fail.
     is_excused: bool,
 }
@@ -171,7 +171,7 @@ impl TrackedRequest {
 }
 
 /// Returns a request's result alone on one plain device.
-fn alone(known: &KnownForRequests, wish: &SimRequest) -> Result<(Vec<u32>, Reason), String> {
+fn alone(known: &KnownForRequests, wish: &SimRequest) -> Result<(Vec<u32>, Finish), String> {
     let text = |error: Error| error.to_string();
     let options = EngineOptions {
         slots: 1,
@@ -467,7 +467,7 @@ impl Serve<'_> {
 
 /// Compares all answers with those of the same requests alone.
 fn compare(known: &KnownForRequests, answers: &[TrackedRequest]) -> Result<(), String> {
-    let mut expected: BTreeMap<String, (Vec<u32>, Reason)> = BTreeMap::new();
+    let mut expected: BTreeMap<String, (Vec<u32>, Finish)> = BTreeMap::new();
     for answer in answers {
         let name = answer.wish.name();
         if !expected.contains_key(&name) {

@@ -1,9 +1,9 @@
 //! Planning and running one batch.
 
 use super::{Active, Engine};
-use crate::event::{FailureKind, Reason};
+use crate::event::FailureKind;
 use crate::request::Shift;
-use samite_llm::Error;
+use samite_llm::{Error, Finish};
 use std::time::Instant;
 
 /// A batch slice: some tokens of a request.
@@ -322,7 +322,7 @@ impl Engine {
             .progress(active.decoded.min(active.running.n_prompt), now);
         let Some(row) = part.row else { return };
         if active.running.request.max_tokens == Some(0) {
-            return self.end(at, Ok(Reason::MaxTokens), now);
+            return self.end(at, Ok(Finish::MaxTokens), now);
         }
         let draft = std::mem::take(&mut active.running.draft);
         let before = active.running.counts.written;
@@ -330,8 +330,8 @@ impl Engine {
         let result = loop {
             let running = &mut active.running;
             let written = running
-                .choose(&mut self.context, row + accepted)
-                .and_then(|choice| running.write(choice, &self.tokenizer, now));
+                .sample(&mut self.context, row + accepted)
+                .and_then(|token| running.accept(token, &self.tokenizer, now));
             match written {
                 Err(error) => break Err(error.to_string()),
                 Ok(Some(reason)) => break Ok(Some(reason)),
@@ -360,7 +360,7 @@ impl Engine {
     fn context_is_full(&mut self, at: usize, now: Instant) {
         let shift = self.active[at].running.request.when_full;
         if !shift.is_some_and(|shift| self.shift_context(at, shift)) {
-            self.end(at, Ok(Reason::ContextFull), now);
+            self.end(at, Ok(Finish::ContextFull), now);
         }
     }
 
@@ -411,7 +411,7 @@ impl Engine {
     }
 
     /// Ends a request with an answer or a failure.
-    fn end(&mut self, at: usize, result: Result<Reason, String>, now: Instant) {
+    fn end(&mut self, at: usize, result: Result<Finish, String>, now: Instant) {
         let mut active = self.active.remove(at);
         let tokens = active.running.tokens.len() as u64;
         self.totals.longest = self.totals.longest.max(tokens);

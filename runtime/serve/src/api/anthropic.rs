@@ -9,7 +9,7 @@ use crate::ids;
 use crate::job::Job;
 use crate::stream::{Frames, ResponseEncoder};
 use samite_chat::AnswerEvent as Parsed;
-use samite_requests::Reason;
+use samite_requests::Finish;
 use serde_json::{Map, Value, json};
 
 const BLOCKS: TextItems = TextItems {
@@ -271,7 +271,7 @@ impl MessageEncoder {
         match choice.reason {
             _ if choice.is_cut() => ("max_tokens", Value::Null),
             _ if !choice.answer.calls.is_empty() => ("tool_use", Value::Null),
-            Some(Reason::Stop(number)) => (
+            Some(Finish::StopString(number)) => (
                 "stop_sequence",
                 self.stops
                     .get(number)

@@ -7,7 +7,7 @@ use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
 use crate::job::{ChatExtras, Job};
 use crate::stream::{Frames, ResponseEncoder};
-use samite_requests::{PromptProgress, Reason};
+use samite_requests::{Finish, PromptProgress};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
@@ -254,7 +254,7 @@ pub fn whole(choice: &Choice, job: &Job) -> Value {
 
 fn ended(choice: &Choice, job: &Job, content: &str) -> Value {
     let word = match choice.reason {
-        Some(Reason::Stop(number)) => job.stops.get(number).map_or("", String::as_str),
+        Some(Finish::StopString(number)) => job.stops.get(number).map_or("", String::as_str),
         _ => "",
     };
     json!({
