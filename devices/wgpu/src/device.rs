@@ -2,8 +2,9 @@
 
 use crate::buffer::WgpuBufferType;
 use crate::event::WgpuEvent;
-use crate::fuse::{self, Memory};
+use crate::fuse::{LaunchList, Memory};
 use crate::gpu::{Gpu, Opened};
+use crate::launch_lists::LaunchLists;
 use crate::limits;
 use crate::ops::{self, OperandFacts};
 use crate::options::WgpuOptions;
@@ -19,8 +20,8 @@ use samite_core::{
     same_buffer_type,
 };
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Minimum number of columns for which a product with weights in host memory is offloaded to the
 /// GPU.
@@ -36,6 +37,7 @@ pub struct WgpuDevice {
     tried: Option<Tuning>,
     buffer_type: Arc<WgpuBufferType>,
     packed_type: Arc<PackedBufferType>,
+    launch_lists: Mutex<LaunchLists>,
 }
 
 impl WgpuDevice {
@@ -48,6 +50,7 @@ impl WgpuDevice {
             physical_id,
             options: WgpuOptions::default(),
             tried: None,
+            launch_lists: Mutex::default(),
         }
     }
 
@@ -70,6 +73,7 @@ impl WgpuDevice {
             tried: None,
             buffer_type: Arc::clone(&self.buffer_type),
             packed_type: Arc::clone(&self.packed_type),
+            launch_lists: Mutex::default(),
         }
     }
 
@@ -164,8 +168,8 @@ impl WgpuDevice {
     /// Returns the number of launches for `nodes`, estimated before tensors are placed. Returns
     /// `None` if the device does not support one of the nodes.
     pub fn launch_count(&self, graph: &Graph, nodes: &[TensorId]) -> Option<usize> {
-        let steps = fuse::steps(graph, nodes, &self.capacity(), Memory::Stored);
-        Some(steps.ok()?.len())
+        let list = self.launches(graph, nodes, Memory::Stored);
+        Some(list.ok()?.launches.len())
     }
 
     /// Returns the number of launches of the work that was prepared last. For tests.
@@ -186,6 +190,24 @@ impl WgpuDevice {
 
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
+    }
+
+    /// Returns the launches of `nodes`.
+    ///
+    /// # Errors
+    /// Returns [`Error::Unsupported`] if the device does not support one of the nodes.
+    pub(crate) fn launches(
+        &self,
+        graph: &Graph,
+        nodes: &[TensorId],
+        memory: Memory<'_>,
+    ) -> Result<Arc<LaunchList>> {
+        let lists = self.launch_lists.lock();
+        let mut lists = lists.unwrap_or_else(PoisonError::into_inner);
+        let list = lists.get(graph, nodes, &self.capacity(), memory);
+        list.map_err(|(id, reason)| {
+            Error::unsupported(self.name(), graph.tensor(id).op.name(), reason)
+        })
     }
 
     pub(crate) fn capacity(&self) -> Capacity {
@@ -318,15 +340,13 @@ impl Device for WgpuDevice {
     fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {
         // Launches run one after the other and share one workspace. Where the weights will lie may
         // be unknown here, so cover packed and plain weights.
-        let capacity = self.capacity();
         let needed = |memory| {
-            let steps = fuse::steps(graph, nodes, &capacity, memory).unwrap_or_default();
-            let operands = steps.into_iter().flat_map(|step| step.launch.operands);
+            let list = self.launches(graph, nodes, memory).ok();
+            let launches = list.iter().flat_map(|list| &list.launches);
+            let operands = launches.flat_map(|step| &step.launch.operands);
             let scratch = operands.filter(|operand| operand.which == OperandSource::Workspace);
-            scratch
-                .map(|operand| operand.first + operand.bytes())
-                .max()
-                .unwrap_or(0)
+            let ends = scratch.map(|operand| operand.first + operand.bytes());
+            ends.max().unwrap_or(0)
         };
         Ok(needed(Memory::Stored).max(needed(Memory::AllPacked)))
     }
@@ -339,11 +359,8 @@ impl Device for WgpuDevice {
         cancel: &CancelToken,
     ) -> Result<Option<Arc<dyn Compiled>>> {
         let opened = self.open()?;
-        let steps = fuse::steps(graph, nodes, &self.capacity(), Memory::Stored);
-        let steps = steps.map_err(|(id, reason)| {
-            Error::unsupported(self.name(), graph.tensor(id).op.name(), reason)
-        })?;
-        let shaders = steps.iter().map(|step| &step.launch.shader);
+        let list = self.launches(graph, nodes, Memory::Stored)?;
+        let shaders = list.launches.iter().map(|step| &step.launch.shader);
         opened.pipelines.get_all(opened, shaders, cancel)?;
         if let Some(stored) = opened.pipelines.stored() {
             stored.store(false);

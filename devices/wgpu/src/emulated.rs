@@ -5,12 +5,17 @@
 //! elements. Products read matrices of halves from workgroup memory and have the precision of
 //! halves.
 
-use crate::shader::MATRIX_KERNELS;
+use crate::shader::{MATRIX_KERNELS, expand};
+use crate::template::Values;
+use samite_core::Result;
 
 /// Returns `source`, the text of the kernel `name`, with cooperative matrices emulated.
-pub fn without_matrices(name: &str, source: String) -> String {
+///
+/// # Errors
+/// Returns an error if the template of the emulation is wrong.
+pub fn without_matrices(name: &str, source: String) -> Result<String> {
     if !MATRIX_KERNELS.contains(&name) {
-        return source;
+        return Ok(source);
     }
     let weights = if source.contains("var<workgroup> weights: array<vec4<f16>") {
         "weights[at][j % 4u]"
@@ -59,7 +64,6 @@ pub fn without_matrices(name: &str, source: String) -> String {
     let changed = text
         .iter()
         .fold(source, |source, (from, to)| source.replace(from, to));
-    changed + &EMULATED.replace("WEIGHT", weights)
+    let values = Values::from([("weight", weights.to_owned())]);
+    Ok(changed + &expand(name, "{{>emulated}}", &values)?)
 }
-
-const EMULATED: &str = include_str!("kernels/emulated.wgsl");

@@ -20,6 +20,7 @@ use crate::ops::{self, OperandFacts, attention, elementwise, matmul, reductions}
 use crate::packed;
 use crate::plan::{Capacity, Launch, OperandSource, Operands, UnsupportedLaunch};
 use samite_core::{Graph, Layout, Node, Op, Readers, TensorId, TensorRef};
+use std::cell::RefCell;
 
 /// A launch, and the node to which it is attributed.
 pub struct NodeLaunch {
@@ -38,46 +39,86 @@ pub enum Memory<'a> {
     AllPacked,
 }
 
+/// A fact about the memory of tensors.
+#[derive(Clone, Copy)]
+enum Fact {
+    /// The weights are packed.
+    Packed(TensorId),
+    /// The tensor starts at a multiple of 16 bytes.
+    Aligned(TensorId),
+    /// The tensors do not overlap. If `same` is set, they may also lie in exactly the same place.
+    Apart { tensors: [TensorId; 2], same: bool },
+}
+
 impl Memory<'_> {
-    /// Returns whether `weights` are packed.
-    fn is_packed(self, weights: Node<'_>) -> bool {
+    /// Returns whether a fact is true. Without locations, tensors count as aligned and apart.
+    fn has(self, fact: Fact, graph: &Graph) -> bool {
         let is_packed = |place: &TensorRef| place.buffer.as_any().is::<packed::PackedBuffer>();
-        match self {
-            _ if !is_packable(weights) => false,
-            Memory::Places(places) => {
-                let place = places.get(weights.id().index());
-                place.is_some_and(|place| place.as_ref().is_some_and(is_packed))
+        let places = match (self, fact) {
+            (Memory::Places(places), _) => places,
+            (Memory::Stored, Fact::Packed(id)) => {
+                let stored = graph.node(id).stored();
+                return stored.is_some_and(|stored| is_packed(stored.tensor()));
             }
-            Memory::Stored => weights
-                .stored()
-                .is_some_and(|stored| is_packed(stored.tensor())),
-            Memory::AllPacked => true,
-        }
-    }
-
-    /// Returns whether a tensor starts at a multiple of 16 bytes. An unknown location counts as
-    /// aligned.
-    fn is_aligned(self, id: TensorId) -> bool {
-        let Memory::Places(places) = self else {
-            return true;
-        };
-        let place = places.get(id.index()).and_then(Option::as_ref);
-        place.is_some_and(|place| place.slot.offset.is_multiple_of(BUFFER_UNIT))
-    }
-
-    /// Returns whether two tensors do not overlap. If `same` is set, they may also lie in exactly
-    /// the same place. Unknown locations count as apart.
-    fn are_apart(self, a: TensorId, b: TensorId, same: bool) -> bool {
-        let Memory::Places(places) = self else {
-            return true;
+            _ => return true,
         };
         let place = |id: TensorId| places.get(id.index()).and_then(Option::as_ref);
-        match (place(a), place(b)) {
-            (Some(a), Some(b)) => {
-                !a.overlaps(b) || same && a.location() == b.location() && a.layout() == b.layout()
+        match fact {
+            Fact::Packed(id) => place(id).is_some_and(is_packed),
+            Fact::Aligned(id) => {
+                place(id).is_some_and(|place| place.slot.offset.is_multiple_of(BUFFER_UNIT))
             }
-            _ => false,
+            Fact::Apart { tensors, same } => match tensors.map(place) {
+                [Some(a), Some(b)] => {
+                    !a.overlaps(b)
+                        || same && a.location() == b.location() && a.layout() == b.layout()
+                }
+                _ => false,
+            },
         }
+    }
+}
+
+/// Memory that records each fact that fusion asks for.
+struct RecordedMemory<'a> {
+    memory: Memory<'a>,
+    graph: &'a Graph,
+    facts: RefCell<Vec<(Fact, bool)>>,
+}
+
+impl RecordedMemory<'_> {
+    fn has(&self, fact: Fact) -> bool {
+        let is_true = self.memory.has(fact, self.graph);
+        self.facts.borrow_mut().push((fact, is_true));
+        is_true
+    }
+
+    fn is_packed(&self, weights: Node<'_>) -> bool {
+        is_packable(weights) && self.has(Fact::Packed(weights.id()))
+    }
+
+    fn is_aligned(&self, id: TensorId) -> bool {
+        self.has(Fact::Aligned(id))
+    }
+
+    fn are_apart(&self, a: TensorId, b: TensorId, same: bool) -> bool {
+        let tensors = [a, b];
+        self.has(Fact::Apart { tensors, same })
+    }
+}
+
+/// The launches of some nodes, without addresses.
+pub struct LaunchList {
+    pub launches: Vec<NodeLaunch>,
+    /// Facts about memory on which the launches depend.
+    facts: Vec<(Fact, bool)>,
+}
+
+impl LaunchList {
+    /// Returns whether the list for `memory` would be the same. The graph must be the same.
+    pub fn fits(&self, graph: &Graph, memory: Memory<'_>) -> bool {
+        let mut facts = self.facts.iter();
+        facts.all(|&(fact, is_true)| memory.has(fact, graph) == is_true)
     }
 }
 
@@ -93,12 +134,12 @@ pub fn is_packable(weights: Node<'_>) -> bool {
 ///
 /// # Errors
 /// Returns the node that the device does not support, and the reason.
-pub fn steps(
+pub fn launch_list(
     graph: &Graph,
     nodes: &[TensorId],
     capacity: &Capacity,
     memory: Memory<'_>,
-) -> Result<Vec<NodeLaunch>, (TensorId, UnsupportedLaunch)> {
+) -> Result<LaunchList, (TensorId, UnsupportedLaunch)> {
     let computed = nodes.iter().map(|&id| graph.node(id));
     let nodes: Vec<_> = computed
         .filter(|node| node.tensor().is_computed())
@@ -107,7 +148,11 @@ pub fn steps(
         nodes: &nodes,
         readers: Readers::new(graph),
         capacity,
-        memory,
+        memory: RecordedMemory {
+            memory,
+            graph,
+            facts: RefCell::default(),
+        },
     };
     let mut steps = Vec::new();
     let mut held = None;
@@ -138,11 +183,11 @@ pub fn steps(
         let node = nodes[at];
         let source = |index: usize| node.source(index);
         let known = OperandFacts {
-            packed: source(0).is_some_and(|source| memory.is_packed(source)),
+            packed: source(0).is_some_and(|source| fusion.memory.is_packed(source)),
             aligned: [1, 2]
                 .into_iter()
                 .filter_map(source)
-                .all(|source| memory.is_aligned(source.id())),
+                .all(|source| fusion.memory.is_aligned(source.id())),
         };
         let launches =
             ops::launches_of(node, capacity, known).map_err(|reason| (node.id(), reason))?;
@@ -159,7 +204,10 @@ pub fn steps(
         }));
         at += 1;
     }
-    Ok(steps)
+    Ok(LaunchList {
+        launches: steps,
+        facts: fusion.memory.facts.into_inner(),
+    })
 }
 
 /// The source of quantized columns.
@@ -206,7 +254,7 @@ struct Fusion<'a> {
     nodes: &'a [Node<'a>],
     readers: Readers,
     capacity: &'a Capacity,
-    memory: Memory<'a>,
+    memory: RecordedMemory<'a>,
 }
 
 impl Fusion<'_> {

@@ -36,12 +36,14 @@
 //! | `emulated` | emulated cooperative matrices, for tests |
 //! | `packed` | memory of packed weights |
 //! | `fuse` | fusion of nodes into launches |
+//! | `launch_lists` | cache of the launches of the last graph |
 //! | `device`, `stream`, `event` | the traits of `samite-core` |
 //! | `waiting` | waiting for the driver, also in browsers |
 //! | `plan` | launches: operands, parameters, workgroup counts; splitting at the binding limit |
 //! | `grids` | tables that kernels of IQ types read |
 //! | `windows` | merges overlapping buffer bindings |
 //! | `shader` | assembles the text of a shader |
+//! | `template` | expands templates of WGSL |
 //! | `pipelines` | compiled shaders |
 //! | `stored_pipelines` | disk cache of compiled shaders |
 //! | `ops` | the operation table |
@@ -58,6 +60,7 @@ mod experimental;
 mod fuse;
 mod gpu;
 mod grids;
+mod launch_lists;
 mod limits;
 mod ops;
 mod options;
@@ -68,6 +71,7 @@ mod self_test;
 mod shader;
 mod stored_pipelines;
 mod stream;
+mod template;
 mod tuning;
 mod waiting;
 mod windows;

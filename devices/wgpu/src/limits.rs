@@ -2,7 +2,8 @@
 
 use crate::gpu::{Gpu, Opened};
 use crate::pipelines::compile;
-use crate::shader::unrolled;
+use crate::shader::expand;
+use crate::template::Values;
 use samite_core::environment::Instant;
 use samite_core::{DeviceLimits, Result};
 use std::time::Duration;
@@ -81,7 +82,7 @@ impl<'a> BenchmarkKernel<'a> {
         amount: &'a wgpu::Buffer,
         data: &wgpu::Buffer,
     ) -> Result<Self> {
-        let source = unrolled(include_str!("kernels/limits.wgsl").to_owned());
+        let source = expand("limits", "{{>limits}}", &Values::new())?;
         let pipeline = compile(opened, "limits", &source, None, entry)?;
         let group = opened.make("measuring", 0, || {
             let bindings = [(0, amount), (1, data)];

@@ -90,12 +90,12 @@ impl Pipelines {
             return Ok(Arc::clone(pipeline));
         }
         let layout = &self.layouts(shader).1;
-        let mut source = shader.source();
+        let mut source = shader.source()?;
         if let Some([text, by]) = self.changes.overridden {
             source = source.replace(text, by);
         }
         if self.changes.emulates_matrices {
-            source = without_matrices(shader.kernel, source);
+            source = without_matrices(shader.kernel, source)?;
         }
         let pipeline = compile(opened, &shader.name(), &source, Some(layout), "main")?;
         let pipeline = Arc::new(pipeline);

@@ -4,6 +4,7 @@
 
 use crate::packed;
 use crate::shader::{Access, Shader};
+use crate::template::Values;
 use crate::tuning::{MANY_ROWS, Tuning};
 use bytemuck::{Pod, Zeroable};
 use samite_core::{DIMS, DType, Layout, Node, TensorId};
@@ -13,7 +14,7 @@ use std::borrow::Cow;
 pub type UnsupportedLaunch = Cow<'static, str>;
 
 /// Features and limits that launches may use.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacity {
     /// Maximum bytes of an operand.
     pub binding: usize,
@@ -227,7 +228,7 @@ impl Launch {
             shader: Shader {
                 kernel,
                 operands: named.collect(),
-                text: Vec::new(),
+                values: Values::new(),
                 bindings: Vec::new(),
                 subgroups: None,
             },
@@ -240,9 +241,9 @@ impl Launch {
         }
     }
 
-    /// Replaces `name` in the kernel's text with `text`.
-    pub fn with(mut self, name: &'static str, text: impl ToString) -> Self {
-        self.shader.text.push((name, text.to_string()));
+    /// Sets the value of `name` in the kernel's [template](crate::template).
+    pub fn with(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.shader.values.insert(name, value.to_string());
         self
     }
 

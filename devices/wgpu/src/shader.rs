@@ -1,11 +1,9 @@
 //! Assembles the text of a shader: a preamble, one accessor per operand, reductions if they are
-//! used, and the kernel.
-//!
-//! Accessors are templates: `$` stands for the operand's name. [`Shader::source`] replaces other
-//! names in capitals with the values in [`Shader::text`].
+//! used, and the kernel. All are [templates](crate::template).
 
 use crate::grids;
-use samite_core::DType;
+use crate::template::{self, Values};
+use samite_core::{DType, Result};
 use std::fmt::Write;
 
 /// Access of a kernel to an operand.
@@ -43,8 +41,8 @@ pub struct Shader {
     pub kernel: &'static str,
     /// Names, types and accesses of operands, in order.
     pub operands: Vec<(char, DType, Access)>,
-    /// Names and their replacements.
-    pub text: Vec<(&'static str, String)>,
+    /// Values of the kernel's template.
+    pub values: Values,
     /// Binding of each operand if some share one; empty if each has its own.
     pub bindings: Vec<u8>,
     /// Set if the kernel reduces; true if reductions use subgroups.
@@ -60,22 +58,11 @@ pub const ATTENTION_MATRICES: &str = "flash_attn_matrices";
 pub const MATRIX_KERNELS: [&str; 2] = [MATRICES, ATTENTION_MATRICES];
 
 const PREAMBLE: &str = include_str!("kernels/preamble.wgsl");
-const OPERAND: &str = include_str!("kernels/types/operand.wgsl");
-const GUARDED: &str = include_str!("kernels/types/guarded.wgsl");
-const WIDE: &str = include_str!("kernels/types/wide.wgsl");
-const FUNCTIONS: &str = include_str!("kernels/functions.wgsl");
-const SLOPE: &str = include_str!("kernels/slope.wgsl");
-const ROTATION: &str = include_str!("kernels/rotation.wgsl");
-const QUANTIZE: &str = include_str!("kernels/q8.wgsl");
-const WIDE_FLOATS: &str = include_str!("kernels/types/wide_f32.wgsl");
-const WIDE_HALVES: &str = include_str!("kernels/types/wide_f16.wgsl");
-const REDUCE_TREE: &str = include_str!("kernels/reduce_tree.wgsl");
-const REDUCE_SUBGROUP: &str = include_str!("kernels/reduce_subgroup.wgsl");
 
-/// Kernels by name.
+/// Kernels and other pieces of WGSL by name.
 macro_rules! kernels {
     ($($name:literal)*) => {
-        const KERNELS: &[(&str, &str)] = &[
+        const PIECES: &[(&str, &str)] = &[
             $(($name, include_str!(concat!("kernels/", $name, ".wgsl"))),)*
         ];
     };
@@ -92,6 +79,30 @@ kernels! {
     "flash_attn_back_queries" "flash_attn_back_keys"
     "ssm_conv" "ssm_scan" "gated_delta_net"
     "repeat_back" "cross_entropy" "cross_entropy_back" "adamw" "sgd"
+    "limits" "emulated"
+
+    "reduce_subgroup" "reduce_tree" "functions" "slope" "rotation" "q8" "scaled_norm_sums"
+    "mul_mat_batches" "mul_mat_experts" "mul_mat_q8_matrix"
+    "mul_mat_pieces" "mul_mat_packed_pieces" "mul_mat_packed_halves"
+    "flash_attn_any" "flash_attn_wide" "flash_attn_tiles_any" "flash_attn_tiles_wide"
+    "flash_attn_finish" "flash_attn_leave" "flash_attn_q8"
+    "norm_rope_head" "norm_rope_plain_head" "norm_rope_store" "norm_rope_keys"
+    "norm_rope_key_blocks" "norm_rope_value_block"
+
+    "types/operand" "types/guarded" "types/wide" "types/wide_f32" "types/wide_f16"
+    "types/get" "types/load32" "types/store_half" "types/store_own_half"
+    "types/codebook" "types/marks_are_shifts" "types/marks_are_signs" "types/packed_scales"
+}
+
+/// Expands `text`, the template of `kernel`.
+///
+/// # Errors
+/// Returns an error if the names in the template are not those of `values`.
+pub fn expand(kernel: &str, text: &str, values: &Values) -> Result<String> {
+    template::expand(kernel, text, values, |name| {
+        let piece = PIECES.iter().find(|(piece, _)| *piece == name);
+        piece.map(|(_, text)| *text)
+    })
 }
 
 /// Returns the text that reads elements of a type, or `None` if kernels cannot read it.
@@ -100,7 +111,7 @@ fn reader(dtype: DType) -> Option<&'static str> {
         ($($dtype:ident $file:literal)*) => {
             match dtype {
                 $(DType::$dtype => Some(include_str!(concat!("kernels/types/", $file, ".wgsl"))),)*
-                _ => codebook_reader(dtype),
+                _ => None,
             }
         };
     }
@@ -110,47 +121,18 @@ fn reader(dtype: DType) -> Option<&'static str> {
         Q2_K "q2_k" Q3_K "q3_k" Q4_K "q4_k" Q5_K "q5_k" Q6_K "q6_k"
         IQ4_NL "iq4_nl" IQ4_XS "iq4_xs" MXFP4 "mxfp4" NVFP4 "nvfp4" TQ1_0 "tq1_0" TQ2_0 "tq2_0"
         Q1_0 "q1_0" Q2_0 "q2_0"
-    }
-}
-
-/// Returns the text that reads elements of types whose blocks refer to points of a
-/// [grid](crate::grids), or `None` for other types.
-fn codebook_reader(dtype: DType) -> Option<&'static str> {
-    macro_rules! readers {
-        ($($dtype:ident $file:literal $marks:literal)*) => {
-            match dtype {
-                $(DType::$dtype => Some(concat!(
-                    include_str!(concat!("kernels/types/", $file, ".wgsl")),
-                    include_str!(concat!("kernels/types/marks_are_", $marks, ".wgsl")),
-                    include_str!("kernels/types/codebook.wgsl"),
-                )),)*
-                _ => None,
-            }
-        };
-    }
-    readers! {
-        IQ1_S "iq1_s" "shifts" IQ1_M "iq1_m" "shifts"
-        IQ2_XXS "iq2_xxs" "signs" IQ2_XS "iq2_xs" "signs" IQ2_S "iq2_s" "signs"
-        IQ3_XXS "iq3_xxs" "signs" IQ3_S "iq3_s" "signs"
+        IQ1_S "iq1_s" IQ1_M "iq1_m" IQ2_XXS "iq2_xxs" IQ2_XS "iq2_xs" IQ2_S "iq2_s"
+        IQ3_XXS "iq3_xxs" IQ3_S "iq3_s"
     }
 }
 
 /// Returns the text that reads elements of packed rows, or `None` for types that are not packed.
 fn packed_reader(dtype: DType) -> Option<&'static str> {
-    // The block headers of Q4_K and Q5_K are the same.
-    macro_rules! with_scales {
-        ($file:literal) => {
-            concat!(
-                include_str!("kernels/types/packed_scales.wgsl"),
-                include_str!($file)
-            )
-        };
-    }
     Some(match dtype {
         DType::Q4_0 => include_str!("kernels/types/packed_q4_0.wgsl"),
         DType::Q8_0 => include_str!("kernels/types/packed_q8_0.wgsl"),
-        DType::Q4_K => with_scales!("kernels/types/packed_q4_k.wgsl"),
-        DType::Q5_K => with_scales!("kernels/types/packed_q5_k.wgsl"),
+        DType::Q4_K => include_str!("kernels/types/packed_q4_k.wgsl"),
+        DType::Q5_K => include_str!("kernels/types/packed_q5_k.wgsl"),
         DType::Q6_K => include_str!("kernels/types/packed_q6_k.wgsl"),
         _ => return None,
     })
@@ -228,12 +210,6 @@ impl Shader {
             .any(|(number, &(_, _, access))| self.binding(number) == binding && access.is_wide())
     }
 
-    /// Returns whether the kernel also quantizes its result to 8 bits in scratch memory.
-    fn quantizes(&self) -> bool {
-        let writes = |&(name, _, access): &(char, DType, Access)| name == 'w' && access.writes();
-        self.operands.iter().any(writes)
-    }
-
     /// Returns whether all operands that share a binding access it in the same way.
     pub fn can_share(&self) -> bool {
         self.operands
@@ -247,7 +223,10 @@ impl Shader {
     }
 
     /// Returns the text in WGSL.
-    pub fn source(&self) -> String {
+    ///
+    /// # Errors
+    /// Returns an error if the names in a template are not those of its values.
+    pub fn source(&self) -> Result<String> {
         let mut source = if MATRIX_KERNELS.contains(&self.kernel) {
             "enable f16;\nenable wgpu_cooperative_matrix;\n".to_owned() + PREAMBLE
         } else {
@@ -272,74 +251,76 @@ impl Shader {
                 self.binding_count() as u32 + FIRST_OPERAND
             ); // writing to a string cannot fail
         }
-        for (number, &(name, dtype, access)) in self.operands.iter().enumerate() {
-            let binding = self.binding(number);
-            let load = match (self.is_atomic(binding), self.is_wide(binding)) {
-                (true, _) => "atomicLoad(&buffer_$[i])",
-                (_, true) => "buffer_$[i >> 2u][i & 3u]",
-                _ => "buffer_$[i]",
-            };
-            let mut accessor = OPERAND
-                .replace("LOAD", load)
-                .replace("NUMBER", &number.to_string());
-            if access.is_wide() {
-                accessor += WIDE;
-                accessor += match dtype {
-                    DType::F16 => WIDE_HALVES,
-                    DType::F32 => WIDE_FLOATS,
-                    _ => "",
-                };
-            }
-            if access.reads() {
-                accessor += match access {
-                    Access::Packed => packed_reader(dtype),
-                    _ => reader(dtype),
-                }
-                .unwrap_or_default();
-                accessor += GUARDED;
-            }
-            if access.writes() {
-                accessor += writer(dtype).unwrap_or_default();
-            }
-            let first_word = grids::first_word(dtype).unwrap_or(0);
-            let block = [dtype.block_len(), dtype.block_bytes()].map(|x| x.to_string());
-            let accessor = accessor
-                .replace("BLOCK_LEN", &block[0])
-                .replace("BLOCK_BYTES", &block[1])
-                .replace("FIRST_WORD", &first_word.to_string())
-                .replace("buffer_$", &format!("buffer_{binding}"))
-                .replace('$', &name.to_string());
-            source.push_str(&accessor);
+        for number in 0..self.operands.len() {
+            source += &self.accessor(number)?;
         }
-        match self.subgroups {
-            Some(true) => source.push_str(REDUCE_SUBGROUP),
-            Some(false) => source.push_str(REDUCE_TREE),
-            None => {}
-        }
-        let kernel = KERNELS.iter().find(|(name, _)| *name == self.kernel);
-        let mut kernel = kernel.map_or("", |(_, text)| text).to_owned();
-        let (parameters, names) = match self.subgroups {
-            Some(true) => (
-                ", @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32, @builtin(num_subgroups) subgroups: u32",
-                "Place(local, subgroup, lane, subgroups)",
-            ),
-            _ => ("", "Place(local)"),
+        let mut values = self.values.clone();
+        let reductions = match self.subgroups {
+            None => "",
+            Some(true) => {
+                let parameters = ", @builtin(subgroup_id) subgroup: u32, \
+                    @builtin(subgroup_invocation_id) lane: u32, \
+                    @builtin(num_subgroups) subgroups: u32";
+                values.insert("place_parameters", parameters.to_owned());
+                values.insert(
+                    "place",
+                    "Place(local, subgroup, lane, subgroups)".to_owned(),
+                );
+                "{{>reduce_subgroup}}"
+            }
+            Some(false) => {
+                values.insert("place_parameters", String::new());
+                values.insert("place", "Place(local)".to_owned());
+                "{{>reduce_tree}}"
+            }
         };
-        kernel = kernel
-            .replace("PLACE_PARAMETERS", parameters)
-            .replace("PLACE", names)
-            .replace("FUNCTIONS", FUNCTIONS)
-            .replace("SLOPE", SLOPE)
-            .replace("ROTATION", ROTATION)
-            .replace(
-                "QUANTIZE_FUNCTION",
-                if self.quantizes() { QUANTIZE } else { "" },
-            );
-        source.push_str(&kernel);
-        for (name, text) in &self.text {
-            source = source.replace(name, text);
+        let text = format!("{reductions}{{{{>{}}}}}", self.kernel);
+        Ok(source + &expand(self.kernel, &text, &values)?)
+    }
+
+    /// Returns the functions that access operand `number`.
+    fn accessor(&self, number: usize) -> Result<String> {
+        let (name, dtype, access) = self.operands[number];
+        let binding = self.binding(number);
+        let load = match (self.is_atomic(binding), self.is_wide(binding)) {
+            (true, _) => "atomicLoad(&{{buffer}}[i])",
+            (_, true) => "{{buffer}}[i >> 2u][i & 3u]",
+            _ => "{{buffer}}[i]",
+        };
+        let mut values = Values::from([
+            ("name", name.to_string()),
+            ("number", number.to_string()),
+            ("buffer", format!("buffer_{binding}")),
+            ("load", load.to_owned()),
+        ]);
+        let mut text = "{{>types/operand}}".to_owned();
+        if access.is_wide() {
+            text += "{{>types/wide}}";
+            text += match dtype {
+                DType::F16 => "{{>types/wide_f16}}",
+                DType::F32 => "{{>types/wide_f32}}",
+                _ => "",
+            };
         }
-        unrolled(source)
+        if access.reads() {
+            let is_packed = access == Access::Packed;
+            let reader = if is_packed {
+                packed_reader(dtype)
+            } else {
+                reader(dtype)
+            };
+            text = text + reader.unwrap_or_default() + "{{>types/guarded}}";
+            if dtype.is_quantized() && !is_packed {
+                values.insert("block_bytes", dtype.block_bytes().to_string());
+            }
+            if let Some(word) = grids::first_word(dtype) {
+                values.insert("first_word", word.to_string());
+            }
+        }
+        if access.writes() {
+            text += writer(dtype).unwrap_or_default();
+        }
+        expand(self.kernel, &text, &values)
     }
 
     /// Returns a name for logs and errors.
@@ -354,59 +335,5 @@ impl Shader {
             let _ = write!(name, " {operand}:{dtype}{packed}"); // writing to a string cannot fail
         }
         name
-    }
-}
-
-/// Expands `EACH(i, 4) { text }`: repeats the text for each `i` from 0 on and replaces `#i` with
-/// the number. This does not depend on compilers to unroll loops, and an array index that is a
-/// constant needs no bounds check.
-pub fn unrolled(mut source: String) -> String {
-    // The last occurrence contains no other.
-    while let Some(at) = source.rfind("EACH(") {
-        let Some((begin, end)) = braces(&source[at..]) else {
-            break; // not valid WGSL; the driver will report it
-        };
-        let mut head = source[at + 5..at + begin].split([',', ')']).map(str::trim);
-        let name = format!("#{}", head.next().unwrap_or_default());
-        let product = head.next().unwrap_or_default().split('*');
-        let count: usize = product
-            .map(|factor| factor.trim().trim_end_matches('u').parse().unwrap_or(0))
-            .product();
-        let body = &source[at + begin + 1..at + end];
-        let all: String = (0..count)
-            .map(|i| body.replace(&name, &i.to_string()))
-            .collect();
-        source.replace_range(at..=at + end, &all);
-    }
-    source
-}
-
-/// Returns the positions of the first pair of braces.
-fn braces(text: &str) -> Option<(usize, usize)> {
-    let begin = text.find('{')?;
-    let mut depth = 0;
-    for (at, byte) in text.bytes().enumerate().skip(begin) {
-        match byte {
-            b'{' => depth += 1,
-            b'}' => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return Some((begin, at));
-        }
-    }
-    None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shader_loops_are_unrolled() {
-        let text = "a EACH(i, 2) { x#i EACH(j, 2*2u) {[#i#j]} }b";
-        let expected = "a  x0 [00][01][02][03]  x1 [10][11][12][13] b";
-        assert_eq!(unrolled(text.to_owned()), expected);
-        assert_eq!(unrolled("EACH(i, 0) { x }".to_owned()), "");
     }
 }

@@ -3,7 +3,7 @@
 use crate::buffer::{BUFFER_UNIT, WgpuBuffer};
 use crate::device::WgpuDevice;
 use crate::event::{Submission, WgpuEvent};
-use crate::fuse::{self, Memory};
+use crate::fuse::{Memory, NodeLaunch};
 use crate::gpu::Opened;
 use crate::packed::PackedBuffer;
 use crate::plan::{Launch, Operand, OperandSource, Parameters, TensorParameters};
@@ -387,21 +387,17 @@ impl Stream for WgpuStream {
         work.check()?;
         let (opened, capacity) = (self.opened()?, self.device.capacity());
         let memory = Memory::Places(work.places);
-        let steps = fuse::steps(work.graph, work.nodes, &capacity, memory);
-        let steps = steps.map_err(|(id, reason)| {
-            let op = work.graph.tensor(id).op.name();
-            Error::unsupported(self.device.name(), op, reason)
-        })?;
+        let list = self.device.launches(work.graph, work.nodes, memory)?;
         let mut launches = Vec::new();
         let mut names = Vec::new();
         let mut last = None;
-        for fuse::NodeLaunch { node: id, launch } in steps {
+        for NodeLaunch { node: id, launch } in &list.launches {
             if launch.can_fail && last != Some(id) {
-                let node = work.graph.node(id);
+                let node = work.graph.node(*id);
                 names.push(format!("{node:?} '{}'", node.tensor().name));
                 last = Some(id);
             }
-            launches.push((id, launch, names.len()));
+            launches.push((*id, launch, names.len()));
         }
         // Operands that share bindings need other shaders than the compiled ones.
         if capacity.overlaps {
@@ -421,7 +417,7 @@ impl Stream for WgpuStream {
             for (number, (node, launch, names)) in launches.iter().enumerate() {
                 let at = stride * number as u64;
                 let number = fallible.first + (*names).saturating_sub(1) as u32;
-                let (step, values) = self.bind(&work, &parameters, at, (*node, launch, number))?;
+                let (step, values) = self.bind(&work, &parameters, at, (*node, *launch, number))?;
                 let values = bytemuck::bytes_of(&values);
                 bytes[at as usize..][..values.len()].copy_from_slice(values);
                 steps.push(step);

@@ -6,7 +6,7 @@ var<workgroup> places: array<u32, 256>;
 
 // The element that is looked at in place `j` of row `number`.
 fn candidate(number: u32, j: u32) -> u32 {
-    return CANDIDATE;
+    return {{candidate}};
 }
 
 // A number in the order of floats; what is not a number is as minus infinity.

@@ -12,5 +12,5 @@ fn main(
     if n >= elements_of(shape) {
         return;
     }
-    CONVERSION;
+    {{conversion}};
 }

@@ -1,7 +1,7 @@
 
 // A function of each element, of one or two operands or of its place: one invocation for each.
 
-FUNCTIONS
+{{>functions}}
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -14,5 +14,5 @@ fn main(
         return;
     }
     let i = indices(n, shape);
-    put_y(i, function(FIRST_VALUE, SECOND_VALUE, i, n));
+    put_y(i, function({{first_value}}, {{second_value}}, i, n));
 }

@@ -19,7 +19,7 @@ fn emulated_element(m: Emulated, row: u32, column: u32) -> f32 {
     if m.tile == 1u {
         return tile_b[at][j % 4u];
     }
-    return WEIGHT;
+    return {{weight}};
 }
 
 fn emulated_product(a: Emulated, b: Emulated, c: array<f32, 8>) -> array<f32, 8> {

@@ -2,18 +2,18 @@
 // Keys and values of any type, four elements at a time.
 alias Sum = vec4<f32>;
 
-var<workgroup> query: array<f32, QUERY_SIZE>;
+var<workgroup> query: array<f32, {{query_size}}>;
 
 fn key4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_KEY;
+    return {{loaded_key}};
 }
 
 fn value4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_VALUE;
+    return {{loaded_value}};
 }
 
 fn keep_query(row: vec3<u32>, local: u32) {
-    for (var i = local; i < QUERY_SIZEu; i += GROUP_SIZEu) {
+    for (var i = local; i < {{query_size}}u; i += {{group_size}}u) {
         query[i] = 0.0;
         if i < shape_a().x {
             query[i] = get_a(vec4<u32>(i, row));

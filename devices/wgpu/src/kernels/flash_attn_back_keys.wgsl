@@ -2,16 +2,16 @@
 // The gradients of attention with respect to keys and values: one workgroup for each key of each head of keys. It goes through the queries
 // of all heads that share the key, as many at a time as it has invocations.
 
-var<workgroup> of_logits: array<f32, GROUP_SIZE>;
-var<workgroup> shares: array<f32, GROUP_SIZE>;
+var<workgroup> of_logits: array<f32, {{group_size}}>;
+var<workgroup> shares: array<f32, {{group_size}}>;
 
-@compute @workgroup_size(GROUP_SIZE)
+@compute @workgroup_size({{group_size}})
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+    @builtin(local_invocation_index) local: u32{{place_parameters}},
 ) {
-    let place = PLACE;
+    let place = {{place}};
     let number = group_number(group, groups);
     // Size, tokens, heads, batch.
     let queries = shape_b();
@@ -25,13 +25,13 @@ fn main(
     let batch = number / (keys.y * keys.z);
     let group_size = queries.z / keys.z;
     let count = group_size * queries.y;
-    var of_key: array<f32, PIECES>;
-    var of_value: array<f32, PIECES>;
-    for (var piece = 0u; piece < PIECESu; piece++) {
+    var of_key: array<f32, {{pieces}}>;
+    var of_value: array<f32, {{pieces}}>;
+    for (var piece = 0u; piece < {{pieces}}u; piece++) {
         of_key[piece] = 0.0;
         of_value[piece] = 0.0;
     }
-    for (var first = 0u; first < count; first += GROUP_SIZEu) {
+    for (var first = 0u; first < count; first += {{group_size}}u) {
         workgroupBarrier();
         let mine = first + local;
         of_logits[local] = 0.0;
@@ -39,7 +39,7 @@ fn main(
         if mine < count {
             let head = kv_head * group_size + mine % group_size;
             let token = mine / group_size;
-            let mask = MASK_VALUE;
+            let mask = {{mask_value}};
             if !is_masked(mask) {
                 var product = 0.0;
                 for (var d = 0u; d < queries.x; d++) {
@@ -58,9 +58,9 @@ fn main(
             }
         }
         workgroupBarrier();
-        for (var piece = 0u; piece < PIECESu; piece++) {
-            let d = piece * GROUP_SIZEu + local;
-            for (var j = 0u; j < min(GROUP_SIZEu, count - first); j++) {
+        for (var piece = 0u; piece < {{pieces}}u; piece++) {
+            let d = piece * {{group_size}}u + local;
+            for (var j = 0u; j < min({{group_size}}u, count - first); j++) {
                 let head = kv_head * group_size + (first + j) % group_size;
                 let token = (first + j) / group_size;
                 if d < queries.x {
@@ -73,8 +73,8 @@ fn main(
         }
     }
     let k = parameters.ints[0];
-    for (var piece = 0u; piece < PIECESu; piece++) {
-        let d = piece * GROUP_SIZEu + local;
+    for (var piece = 0u; piece < {{pieces}}u; piece++) {
+        let d = piece * {{group_size}}u + local;
         if d < queries.x {
             put_y(vec4<u32>(k.x + number * queries.x + d, 0u, 0u, 0u), of_key[piece]);
         }

@@ -1,7 +1,7 @@
 
 // Puts together what several workgroups made of one query's attention: one workgroup for each query of each head.
-DECLARATIONS
-@compute @workgroup_size(GROUP_SIZE)
+{{declarations}}
+@compute @workgroup_size({{group_size}})
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
@@ -19,27 +19,27 @@ fn main(
     // A largest logit, a total, and sums, of each share.
     let wide = (shape.x + 3u) / 4u * 4u + 2u;
     var largest = LOWEST;
-    for (var s = 0u; s < SHARESu; s++) {
-        largest = max(largest, get_p(vec4<u32>((number * SHARESu + s) * wide, 0u, 0u, 0u)));
+    for (var s = 0u; s < {{shares}}u; s++) {
+        largest = max(largest, get_p(vec4<u32>((number * {{shares}}u + s) * wide, 0u, 0u, 0u)));
     }
-    let sink = SINK;
+    let sink = {{sink}};
     let last = max(largest, sink);
     var total = select(exp(sink - last), 0.0, is_masked(sink));
-    for (var s = 0u; s < SHARESu; s++) {
-        let at = (number * SHARESu + s) * wide;
+    for (var s = 0u; s < {{shares}}u; s++) {
+        let at = (number * {{shares}}u + s) * wide;
         let own = get_p(vec4<u32>(at, 0u, 0u, 0u));
         total += select(exp(own - last), 0.0, is_masked(own)) * get_p(vec4<u32>(at + 1u, 0u, 0u, 0u));
     }
-    for (var i = local; i < shape.x; i += GROUP_SIZEu) {
+    for (var i = local; i < shape.x; i += {{group_size}}u) {
         var sum = 0.0;
-        for (var s = 0u; s < SHARESu; s++) {
-            let at = (number * SHARESu + s) * wide;
+        for (var s = 0u; s < {{shares}}u; s++) {
+            let at = (number * {{shares}}u + s) * wide;
             let own = get_p(vec4<u32>(at, 0u, 0u, 0u));
             sum += select(exp(own - last), 0.0, is_masked(own)) * get_p(vec4<u32>(at + 2u + i, 0u, 0u, 0u));
         }
         let result = select(sum / total, 0.0, is_masked(largest));
         put_y(vec4<u32>(i, row), result);
-        KEEP_RESULT;
+        {{keep_result}};
     }
-    AT_THE_END;
+    {{at_the_end}}
 }

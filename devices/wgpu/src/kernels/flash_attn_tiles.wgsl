@@ -13,22 +13,22 @@ var<workgroup> tile_a: array<vec4<f32>, 288>;
 var<workgroup> tile_b: array<vec4<f32>, 288>;
 var<workgroup> weights: array<f32, 1056>;
 // Of each query, by the eight invocations that have it.
-var<workgroup> of_rows: array<vec2<f32>, GROUP_SIZE>;
+var<workgroup> of_rows: array<vec2<f32>, {{group_size}}>;
 var<workgroup> live: f32;
-SLOPE
+{{>slope}}
 fn query4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_QUERY;
+    return {{loaded_query}};
 }
 
-LOADS
+{{loads}}
 // The largest, or the sum, of what the eight invocations of a query have, for both of its queries.
 fn largest_of_rows(x: vec2<f32>, local: u32) -> vec2<f32> {
     workgroupBarrier();
     of_rows[local] = x;
     workgroupBarrier();
     var y = x;
-    EACH(j, 8) { y = max(y, of_rows[(local & ~7u) + #ju]);
-    }
+    {{#j 8}} y = max(y, of_rows[(local & ~7u) + {{j}}u]);
+    {{/j}}
     return y;
 }
 
@@ -37,18 +37,18 @@ fn sum_of_rows(x: vec2<f32>, local: u32) -> vec2<f32> {
     of_rows[local] = x;
     workgroupBarrier();
     var y = vec2<f32>(0.0);
-    EACH(j, 8) { y += of_rows[(local & ~7u) + #ju];
-    }
+    {{#j 8}} y += of_rows[(local & ~7u) + {{j}}u];
+    {{/j}}
     return y;
 }
 
-@compute @workgroup_size(GROUP_SIZE)
+@compute @workgroup_size({{group_size}})
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+    @builtin(local_invocation_index) local: u32{{place_parameters}},
 ) {
-    let place = PLACE;
+    let place = {{place}};
     let number = group_number(group, groups);
     let queries = shape_a();
     let keys = shape_b();
@@ -71,21 +71,21 @@ fn main(
     let depth = local % 4u * 2u;
     var largest = vec2<f32>(LOWEST);
     var total = vec2<f32>(0.0);
-    EACH(c, VALUE_CHUNKS) { EACH(q, 2) { var sum#c_#q = vec4<f32>(0.0);
-    } }
+    {{#c value_chunks}} {{#q 2}} var sum{{c}}_{{q}} = vec4<f32>(0.0);
+    {{/q}} {{/c}}
     for (var first = 0u; first < keys.y; first += TILE) {
         var is_live = false;
-        EACH(q, 2) { EACH(k, 4) {
-            var mask#q_#k = LOWEST;
+        {{#q 2}} {{#k 4}}
+            var mask{{q}}_{{k}} = LOWEST;
             {
-                let token = first_query + mine + #qu;
-                let key = first + own + #ku;
+                let token = first_query + mine + {{q}}u;
+                let key = first + own + {{k}}u;
                 if token < queries.y && key < keys.y {
-                    mask#q_#k = MASK_VALUE;
+                    mask{{q}}_{{k}} = {{mask_value}};
                 }
-                is_live = is_live || !is_masked(mask#q_#k);
+                is_live = is_live || !is_masked(mask{{q}}_{{k}});
             }
-        } }
+        {{/k}} {{/q}}
         let found = max_all(select(0.0, 1.0, is_live), place);
         if local == 0u {
             live = found;
@@ -94,8 +94,8 @@ fn main(
         if workgroupUniformLoad(&live) == 0.0 {
             continue;
         }
-        EACH(q, 2) { EACH(k, 4) { var logit#q_#k = 0.0;
-        } }
+        {{#q 2}} {{#k 4}} var logit{{q}}_{{k}} = 0.0;
+        {{/k}} {{/q}}
         for (var start = 0u; start < queries.x; start += 4u * DEPTH) {
             workgroupBarrier();
             let at = start + 4u * depth;
@@ -103,82 +103,82 @@ fn main(
             if first + loaded < keys.y {
                 z = key8(vec3<u32>(first + loaded, kv_head, batch), at);
             }
-            EACH(j, 2) {
-                var x#j = vec4<f32>(0.0);
-                if at + 4u * #ju < queries.x && first_query + loaded < queries.y {
-                    x#j = query4(vec3<u32>(first_query + loaded, head, batch), at + 4u * #ju);
+            {{#j 2}}
+                var x{{j}} = vec4<f32>(0.0);
+                if at + 4u * {{j}}u < queries.x && first_query + loaded < queries.y {
+                    x{{j}} = query4(vec3<u32>(first_query + loaded, head, batch), at + 4u * {{j}}u);
                 }
-                tile_a[loaded * STRIDE + depth + #ju] = x#j;
-                tile_b[loaded * STRIDE + depth + #ju] = z[#j];
-            }
+                tile_a[loaded * STRIDE + depth + {{j}}u] = x{{j}};
+                tile_b[loaded * STRIDE + depth + {{j}}u] = z[{{j}}];
+            {{/j}}
             workgroupBarrier();
             for (var d = 0u; d < DEPTH; d++) {
-                EACH(q, 2) { let a#q = tile_a[(mine + #qu) * STRIDE + d];
-                }
-                EACH(k, 4) { let b#k = tile_b[(own + #ku) * STRIDE + d];
-                }
-                EACH(q, 2) { EACH(k, 4) { logit#q_#k += dot(a#q, b#k);
-                } }
+                {{#q 2}} let a{{q}} = tile_a[(mine + {{q}}u) * STRIDE + d];
+                {{/q}}
+                {{#k 4}} let b{{k}} = tile_b[(own + {{k}}u) * STRIDE + d];
+                {{/k}}
+                {{#q 2}} {{#k 4}} logit{{q}}_{{k}} += dot(a{{q}}, b{{k}});
+                {{/k}} {{/q}}
             }
         }
         var most = largest;
-        EACH(q, 2) { EACH(k, 4) {
-            logit#q_#k *= p.x;
+        {{#q 2}} {{#k 4}}
+            logit{{q}}_{{k}} *= p.x;
             if p.z != 0.0 {
-                logit#q_#k = p.z * tanh(clamp(logit#q_#k / p.z, -15.0, 15.0));
+                logit{{q}}_{{k}} = p.z * tanh(clamp(logit{{q}}_{{k}} / p.z, -15.0, 15.0));
             }
-            logit#q_#k = select(logit#q_#k + factor * mask#q_#k, LOWEST, is_masked(mask#q_#k));
-            most[#q] = max(most[#q], logit#q_#k);
-        } }
+            logit{{q}}_{{k}} = select(logit{{q}}_{{k}} + factor * mask{{q}}_{{k}}, LOWEST, is_masked(mask{{q}}_{{k}}));
+            most[{{q}}] = max(most[{{q}}], logit{{q}}_{{k}});
+        {{/k}} {{/q}}
         let next = largest_of_rows(most, local);
-        EACH(q, 2) {
-            let rescale#q = select(exp(largest[#q] - next[#q]), 0.0, is_masked(largest[#q]));
-            total[#q] *= rescale#q;
-            EACH(k, 4) {
-                let weight#q_#k = select(exp(logit#q_#k - next[#q]), 0.0, is_masked(logit#q_#k));
-                weights[(mine + #qu) * WEIGHTS + own + #ku] = weight#q_#k;
-                total[#q] += weight#q_#k;
-            }
-            EACH(c, VALUE_CHUNKS) { sum#c_#q *= rescale#q;
-            }
-        }
+        {{#q 2}}
+            let rescale{{q}} = select(exp(largest[{{q}}] - next[{{q}}]), 0.0, is_masked(largest[{{q}}]));
+            total[{{q}}] *= rescale{{q}};
+            {{#k 4}}
+                let weight{{q}}_{{k}} = select(exp(logit{{q}}_{{k}} - next[{{q}}]), 0.0, is_masked(logit{{q}}_{{k}}));
+                weights[(mine + {{q}}u) * WEIGHTS + own + {{k}}u] = weight{{q}}_{{k}};
+                total[{{q}}] += weight{{q}}_{{k}};
+            {{/k}}
+            {{#c value_chunks}} sum{{c}}_{{q}} *= rescale{{q}};
+            {{/c}}
+        {{/q}}
         largest = next;
-        EACH(c, VALUE_CHUNKS) {
+        {{#c value_chunks}}
             workgroupBarrier();
-            var y#c = mat2x4<f32>();
+            var y{{c}} = mat2x4<f32>();
             if first + loaded < keys.y {
-                y#c = value8(vec3<u32>(first + loaded, kv_head, batch), 4u * (#cu * DEPTH + depth));
+                y{{c}} = value8(vec3<u32>(first + loaded, kv_head, batch), 4u * ({{c}}u * DEPTH + depth));
             }
-            EACH(j, 2) { tile_b[loaded * STRIDE + depth + #ju] = y#c[#j];
-            }
+            {{#j 2}} tile_b[loaded * STRIDE + depth + {{j}}u] = y{{c}}[{{j}}];
+            {{/j}}
             workgroupBarrier();
             for (var k = 0u; k < TILE; k++) {
                 let y = tile_b[k * STRIDE + local % 8u];
-                EACH(q, 2) {
-                    let w#q = weights[(mine + #qu) * WEIGHTS + k];
+                {{#q 2}}
+                    let w{{q}} = weights[(mine + {{q}}u) * WEIGHTS + k];
                     // What lies in cells that a query does not look at does not matter.
-                    if w#q != 0.0 {
-                        sum#c_#q += w#q * y;
+                    if w{{q}} != 0.0 {
+                        sum{{c}}_{{q}} += w{{q}} * y;
                     }
-                }
+                {{/q}}
             }
-        }
+        {{/c}}
     }
     total = sum_of_rows(total, local);
-    let sink = SINK;
-    EACH(q, 2) {
-        let token#q = first_query + mine + #qu;
-        let last#q = max(largest[#q], sink);
-        let rescale#q = exp(largest[#q] - last#q);
-        let all#q = total[#q] * rescale#q + select(exp(sink - last#q), 0.0, is_masked(sink));
+    let sink = {{sink}};
+    {{#q 2}}
+        let token{{q}} = first_query + mine + {{q}}u;
+        let last{{q}} = max(largest[{{q}}], sink);
+        let rescale{{q}} = exp(largest[{{q}}] - last{{q}});
+        let all{{q}} = total[{{q}}] * rescale{{q}} + select(exp(sink - last{{q}}), 0.0, is_masked(sink));
         // Nothing is looked at: zeros.
-        let scale#q = select(rescale#q / all#q, 0.0, is_masked(largest[#q]));
-        if token#q < queries.y {
-            EACH(c, VALUE_CHUNKS) { EACH(e, 4) {
-                if 32u * #cu + own + #eu < values.x {
-                    put_y(vec4<u32>(32u * #cu + own + #eu, head, token#q, batch), sum#c_#q[#e] * scale#q);
+        let scale{{q}} = select(rescale{{q}} / all{{q}}, 0.0, is_masked(largest[{{q}}]));
+        if token{{q}} < queries.y {
+            {{#c value_chunks}} {{#e 4}}
+                if 32u * {{c}}u + own + {{e}}u < values.x {
+                    put_y(vec4<u32>(32u * {{c}}u + own + {{e}}u, head, token{{q}}, batch), sum{{c}}_{{q}}[{{e}}] * scale{{q}});
                 }
-            } }
+            {{/e}} {{/c}}
         }
-    }
+    {{/q}}
 }

@@ -4,14 +4,14 @@ fn key4(row: vec3<u32>, k: u32) -> vec4<f32> {
     if k >= shape_b().x {
         return vec4<f32>(0.0);
     }
-    return LOADED_KEY;
+    return {{loaded_key}};
 }
 
 fn value4(row: vec3<u32>, k: u32) -> vec4<f32> {
     if k >= shape_c().x {
         return vec4<f32>(0.0);
     }
-    return LOADED_VALUE;
+    return {{loaded_value}};
 }
 
 fn key8(row: vec3<u32>, k: u32) -> mat2x4<f32> {

@@ -34,6 +34,6 @@ fn gelu_erf(x: f32) -> f32 {
 fn function(x: f32, z: f32, i: vec4<u32>, n: u32) -> f32 {
     let p = parameters.floats[0];
     let k = parameters.ints[0];
-    return EXPRESSION;
+    return {{expression}};
 }
 

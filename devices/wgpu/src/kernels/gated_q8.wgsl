@@ -1,7 +1,7 @@
 
 // A gated unit of two operands, whose results are made 8-bit numbers as well: one invocation for each four elements.
-QUANTIZE_FUNCTION
-FUNCTIONS
+{{>q8}}
+{{>functions}}
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -19,12 +19,12 @@ fn main(
     var x = vec4<f32>(0.0);
     if k < shape.x {
         let n = column * shape.x + k;
-        EACH(j, 4) {
-            let i#j = vec4<u32>(k + #ju, column, 0u, 0u);
-            x[#j] = function(get_a(i#j), get_b(i#j), i#j, n + #ju);
-        }
-        EACH(j, 4) { put_y(i#j, x[#j]);
-        }
+        {{#j 4}}
+            let i{{j}} = vec4<u32>(k + {{j}}u, column, 0u, 0u);
+            x[{{j}}] = function(get_a(i{{j}}), get_b(i{{j}}), i{{j}}, n + {{j}}u);
+        {{/j}}
+        {{#j 4}} put_y(i{{j}}, x[{{j}}]);
+        {{/j}}
     }
     quantize(x, k, column, shape.x, shape.y, local);
 }

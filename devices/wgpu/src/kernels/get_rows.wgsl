@@ -26,5 +26,5 @@ fn main(
         return;
     }
     let source = vec4<u32>(i.x, row, i.zw);
-    FOUND;
+    {{found}};
 }

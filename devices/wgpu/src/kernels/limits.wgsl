@@ -28,10 +28,10 @@ fn read(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var sum = vec4<u32>(0u);
     // Eight loads that do not wait for each other.
     for (var i = first; i < amount.count; i += 8u * amount.stride) {
-        EACH(j, 8) { let x#j = data[min(i + #ju * amount.stride, amount.count - 1u)];
-        }
-        EACH(j, 8) { sum += x#j;
-        }
+        {{#j 8}} let x{{j}} = data[min(i + {{j}}u * amount.stride, amount.count - 1u)];
+        {{/j}}
+        {{#j 8}} sum += x{{j}};
+        {{/j}}
     }
     // Never so: but a compiler cannot know.
     if all(sum == vec4<u32>(amount.count)) {

@@ -13,5 +13,5 @@ fn main(
         return;
     }
     let i = indices(n, shape);
-    store_int_y(at_y(i), MOVED);
+    store_int_y(at_y(i), {{moved}});
 }

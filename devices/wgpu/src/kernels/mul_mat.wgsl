@@ -5,17 +5,17 @@
 const TILE: u32 = 64u;
 const DEPTH: u32 = 32u;
 
-TILES
+{{tiles}}
 // For each element of the length, 16 vectors of four rows.
 var<workgroup> tile_a: array<vec4<f32>, 512>;
 var<workgroup> tile_b: array<vec4<f32>, 512>;
 
 fn weights4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_A;
+    return {{loaded_a}};
 }
 
 fn columns4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_B;
+    return {{loaded_b}};
 }
 @compute @workgroup_size(256)
 fn main(
@@ -42,51 +42,51 @@ fn main(
     // What it computes.
     let m = local % 16u;
     let n = local / 16u;
-    EACH(j, 4) { var sum#j = vec4<f32>(0.0);
-    }
+    {{#j 4}} var sum{{j}} = vec4<f32>(0.0);
+    {{/j}}
     for (var start = 0u; start < weights.x; start += DEPTH) {
         let k = start + depth;
-        EACH(j, 4) { var x#j = vec4<f32>(0.0);
-        }
+        {{#j 4}} var x{{j}} = vec4<f32>(0.0);
+        {{/j}}
         if k < weights.x {
             if local < 128u {
-                EACH(j, 4) {
-                if first_m + loaded * 4u + #ju < weights.y {
-                    x#j = weights4(vec3<u32>(first_m + loaded * 4u + #ju, matrix), k);
-                } }
+                {{#j 4}}
+                if first_m + loaded * 4u + {{j}}u < weights.y {
+                    x{{j}} = weights4(vec3<u32>(first_m + loaded * 4u + {{j}}u, matrix), k);
+                } {{/j}}
             } else {
-                EACH(j, 4) {
-                if first_n + loaded * 4u + #ju < count {
-                    x#j = columns4(column_row(first_n + loaded * 4u + #ju, tile), k);
-                } }
+                {{#j 4}}
+                if first_n + loaded * 4u + {{j}}u < count {
+                    x{{j}} = columns4(column_row(first_n + loaded * 4u + {{j}}u, tile), k);
+                } {{/j}}
             }
         }
         workgroupBarrier();
         let at = depth * 16u + loaded;
         if local < 128u {
-            EACH(j, 4) { tile_a[at + 16u * #ju] = vec4<f32>(x0[#j], x1[#j], x2[#j], x3[#j]);
-            }
+            {{#j 4}} tile_a[at + 16u * {{j}}u] = vec4<f32>(x0[{{j}}], x1[{{j}}], x2[{{j}}], x3[{{j}}]);
+            {{/j}}
         } else {
-            EACH(j, 4) { tile_b[at + 16u * #ju] = vec4<f32>(x0[#j], x1[#j], x2[#j], x3[#j]);
-            }
+            {{#j 4}} tile_b[at + 16u * {{j}}u] = vec4<f32>(x0[{{j}}], x1[{{j}}], x2[{{j}}], x3[{{j}}]);
+            {{/j}}
         }
         workgroupBarrier();
         for (var step = 0u; step < 512u; step += 64u) {
-            EACH(s, 4) {
-                let a#s = tile_a[step + #su * 16u + m];
-                let b#s = tile_b[step + #su * 16u + n];
-                EACH(j, 4) { sum#j += a#s * b#s[#j];
-                }
-            }
+            {{#s 4}}
+                let a{{s}} = tile_a[step + {{s}}u * 16u + m];
+                let b{{s}} = tile_b[step + {{s}}u * 16u + n];
+                {{#j 4}} sum{{j}} += a{{s}} * b{{s}}[{{j}}];
+                {{/j}}
+            {{/s}}
         }
     }
-    EACH(j, 4) {
-        let column#j = first_n + n * 4u + #ju;
-        if column#j < count {
-            EACH(i, 4) {
-            if first_m + m * 4u + #iu < weights.y {
-                put_y(vec4<u32>(first_m + m * 4u + #iu, column_place(column#j, tile)), sum#j[#i]);
-            } }
+    {{#j 4}}
+        let column{{j}} = first_n + n * 4u + {{j}}u;
+        if column{{j}} < count {
+            {{#i 4}}
+            if first_m + m * 4u + {{i}}u < weights.y {
+                put_y(vec4<u32>(first_m + m * 4u + {{i}}u, column_place(column{{j}}, tile)), sum{{j}}[{{i}}]);
+            } {{/i}}
         }
-    }
+    {{/j}}
 }

@@ -19,9 +19,9 @@ fn search(number: u32) -> vec4<u32> {
 // The same for all invocations, which compilers must see where there are barriers: by way of memory for floats, since tiles may take all there is.
 fn find_tile(number: u32, local: u32) -> vec4<u32> {
     if local == 0u {
-        FOUND = vec4<f32>(search(number));
+        {{found}} = vec4<f32>(search(number));
     }
-    return vec4<u32>(workgroupUniformLoad(&FOUND));
+    return vec4<u32>(workgroupUniformLoad(&{{found}}));
 }
 
 fn matrix_of(tile: vec4<u32>) -> vec2<u32> {

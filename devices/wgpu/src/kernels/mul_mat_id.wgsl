@@ -3,22 +3,22 @@
 
 const ROWS: u32 = 4u;
 // Vectors of four elements that an invocation takes at a time.
-const WIDE: u32 = WIDE_COUNTu;
+const WIDE: u32 = {{wide_count}}u;
 const STEP: u32 = 4u * WIDE;
 
-var<workgroup> partials: array<f32, ROWS * GROUP_SIZEu>;
+var<workgroup> partials: array<f32, ROWS * {{group_size}}u>;
 
 fn column4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_B;
+    return {{loaded_b}};
 }
 
-@compute @workgroup_size(GROUP_SIZE)
+@compute @workgroup_size({{group_size}})
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+    @builtin(local_invocation_index) local: u32{{place_parameters}},
 ) {
-    let place = PLACE;
+    let place = {{place}};
     let number = group_number(group, groups);
     let weights = shape_a();
     let chosen = shape_c();
@@ -44,7 +44,7 @@ fn main(
     for (var i = 0u; i < ROWS; i++) {
         sums[i] = 0.0;
     }
-    for (var k = local * STEP; k < length; k += GROUP_SIZEu * STEP) {
+    for (var k = local * STEP; k < length; k += {{group_size}}u * STEP) {
         var row = vec3<u32>(slot % shape_b().y, token, 0u);
         var x: array<vec4<f32>, WIDE>;
         for (var j = 0u; j < WIDE; j++) {
@@ -53,7 +53,7 @@ fn main(
         var w: array<vec4<f32>, WIDE>;
         for (var r = 0u; r < ROWS; r++) {
             row = vec3<u32>(min(first + r, weights.y - 1u), min(expert, weights.z - 1u), 0u);
-            LOADED_A;
+            {{loaded_a}};
             for (var j = 0u; j < WIDE; j++) {
                 sums[r] += dot(w[j], x[j]);
             }

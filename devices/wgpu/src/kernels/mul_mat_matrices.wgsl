@@ -1,42 +1,42 @@
 
-// Products of matrices by cooperative matrices of 16 x 16 halves, summed as floats: one workgroup for a tile of ROW_TILE rows and COLUMN_TILE columns, for
+// Products of matrices by cooperative matrices of 16 x 16 halves, summed as floats: one workgroup for a tile of {{row_tile}} rows and {{column_tile}} columns, for
 // which its eight subgroups of 32 stand four by two. Both operands come through workgroup memory, as halves, 32 elements of their length at a time; what comes
 // next is loaded while products are made.
 
-const TILE: u32 = COLUMN_TILEu;
+const TILE: u32 = {{column_tile}}u;
 // Vectors of four halves from one row of a tile to the next: some are unused, so that rows begin in different banks.
 const STRIDE: u32 = 10u;
 
-var<workgroup> tile_a: array<vec4<f16>, ROW_TILEu * STRIDE>;
-var<workgroup> tile_b: array<vec4<f16>, COLUMN_TILEu * STRIDE>;
+var<workgroup> tile_a: array<vec4<f16>, {{row_tile}}u * STRIDE>;
+var<workgroup> tile_b: array<vec4<f16>, {{column_tile}}u * STRIDE>;
 var<workgroup> results: array<f32, 2048>;
 var<workgroup> found: vec4<f32>;
 
 fn weights4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_A;
+    return {{loaded_a}};
 }
 
 fn columns4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_B;
+    return {{loaded_b}};
 }
 
 fn halves(x: vec4<f32>) -> vec4<f16> {
     return vec4<f16>(clamp(x, vec4<f32>(-65504.0), vec4<f32>(65504.0)));
 }
-TILES
+{{tiles}}
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+    @builtin(local_invocation_index) local: u32{{place_parameters}},
 ) {
-    let place = PLACE;
+    let place = {{place}};
     let own_subgroup = place.subgroup;
     let own_lane = place.lane;
     let weights = shape_a();
-    let tiles_m = (weights.y + ROW_TILEu - 1u) / ROW_TILEu;
+    let tiles_m = (weights.y + {{row_tile}}u - 1u) / {{row_tile}}u;
     let number = group_number(group, groups);
-    let first_m = number % tiles_m * ROW_TILEu;
+    let first_m = number % tiles_m * {{row_tile}}u;
     let tile = find_tile(number / tiles_m, local);
     // The first column, how many there are, and which matrix.
     let first_n = tile.x;
@@ -45,62 +45,62 @@ fn main(
     let length = select(0u, weights.x, first_n < count);
     let matrix = matrix_of(tile);
     // What this invocation loads of a step: some vectors of one row of each operand.
-    let loaded_a = local / (8u / PIECES_Au);
-    let depth_a = local % (8u / PIECES_Au) * PIECES_Au;
-    let loaded_b = local / (8u / PIECES_Bu);
-    let depth_b = local % (8u / PIECES_Bu) * PIECES_Bu;
+    let loaded_a = local / (8u / {{pieces_a}}u);
+    let depth_a = local % (8u / {{pieces_a}}u) * {{pieces_a}}u;
+    let loaded_b = local / (8u / {{pieces_b}}u);
+    let depth_b = local % (8u / {{pieces_b}}u) * {{pieces_b}}u;
     let weights_row = vec3<u32>(min(first_m + loaded_a, weights.y - 1u), matrix);
     let columns_row = column_row(min(first_n + loaded_b, max(count, 1u) - 1u), tile);
     // What this subgroup computes.
-    let m = own_subgroup / 2u * (ROW_TILEu / 4u);
-    let n = own_subgroup % 2u * (COLUMN_TILEu / 2u);
-    EACH(i, FRAGMENTS_M) { EACH(j, FRAGMENTS_N) { var sum#i_#j = coop_mat16x16<f32, C>();
-    } }
+    let m = own_subgroup / 2u * ({{row_tile}}u / 4u);
+    let n = own_subgroup % 2u * ({{column_tile}}u / 2u);
+    {{#i fragments_m}} {{#j fragments_n}} var sum{{i}}_{{j}} = coop_mat16x16<f32, C>();
+    {{/j}} {{/i}}
     // The length is a multiple of a step's.
-    EACH(i, PIECES_A) { var w#i = vec4<f16>();
-    }
-    EACH(i, PIECES_B) { var x#i = vec4<f16>();
-    }
+    {{#i pieces_a}} var w{{i}} = vec4<f16>();
+    {{/i}}
+    {{#i pieces_b}} var x{{i}} = vec4<f16>();
+    {{/i}}
     {
         let k = 4u * depth_a;
-        LOADED_PIECES;
-        EACH(i, PIECES_B) { x#i = halves(columns4(columns_row, 4u * (depth_b + #iu)));
-        }
+        {{loaded_pieces}};
+        {{#i pieces_b}} x{{i}} = halves(columns4(columns_row, 4u * (depth_b + {{i}}u)));
+        {{/i}}
     }
     for (var start = 0u; start < length; start += 32u) {
         workgroupBarrier();
-        EACH(i, PIECES_A) { tile_a[loaded_a * STRIDE + depth_a + #iu] = w#i;
-        }
-        EACH(i, PIECES_B) { tile_b[loaded_b * STRIDE + depth_b + #iu] = x#i;
-        }
+        {{#i pieces_a}} tile_a[loaded_a * STRIDE + depth_a + {{i}}u] = w{{i}};
+        {{/i}}
+        {{#i pieces_b}} tile_b[loaded_b * STRIDE + depth_b + {{i}}u] = x{{i}};
+        {{/i}}
         workgroupBarrier();
         let next = start + 32u;
         if next < length {
             let k = next + 4u * depth_a;
-            LOADED_PIECES;
-            EACH(i, PIECES_B) { x#i = halves(columns4(columns_row, next + 4u * (depth_b + #iu)));
-            }
+            {{loaded_pieces}};
+            {{#i pieces_b}} x{{i}} = halves(columns4(columns_row, next + 4u * (depth_b + {{i}}u)));
+            {{/i}}
         }
-        EACH(k, 2) {
-            EACH(i, FRAGMENTS_M) { let a#k_#i = coopLoadT<coop_mat16x16<f16, A>>(&tile_a[(m + 16u * #iu) * STRIDE + 4u * #ku], STRIDE);
-            }
-            EACH(j, FRAGMENTS_N) { let b#k_#j = coopLoad<coop_mat16x16<f16, B>>(&tile_b[(n + 16u * #ju) * STRIDE + 4u * #ku], STRIDE);
-            }
-            EACH(i, FRAGMENTS_M) { EACH(j, FRAGMENTS_N) { sum#i_#j = coopMultiplyAdd(a#k_#i, b#k_#j, sum#i_#j);
-            } }
-        }
+        {{#k 2}}
+            {{#i fragments_m}} let a{{k}}_{{i}} = coopLoadT<coop_mat16x16<f16, A>>(&tile_a[(m + 16u * {{i}}u) * STRIDE + 4u * {{k}}u], STRIDE);
+            {{/i}}
+            {{#j fragments_n}} let b{{k}}_{{j}} = coopLoad<coop_mat16x16<f16, B>>(&tile_b[(n + 16u * {{j}}u) * STRIDE + 4u * {{k}}u], STRIDE);
+            {{/j}}
+            {{#i fragments_m}} {{#j fragments_n}} sum{{i}}_{{j}} = coopMultiplyAdd(a{{k}}_{{i}}, b{{k}}_{{j}}, sum{{i}}_{{j}});
+            {{/j}} {{/i}}
+        {{/k}}
     }
     let area = own_subgroup * 256u;
-    EACH(i, FRAGMENTS_M) { EACH(j, FRAGMENTS_N) {
+    {{#i fragments_m}} {{#j fragments_n}}
         workgroupBarrier();
-        coopStore(sum#i_#j, &results[area], 16u);
+        coopStore(sum{{i}}_{{j}}, &results[area], 16u);
         workgroupBarrier();
-        EACH(e, 8) {
-            let row#i_#j_#e = first_m + m + 16u * #iu + own_lane % 16u;
-            let column#i_#j_#e = first_n + n + 16u * #ju + own_lane / 16u + 2u * #eu;
-            if row#i_#j_#e < weights.y && column#i_#j_#e < count {
-                put_y(vec4<u32>(row#i_#j_#e, column_place(column#i_#j_#e, tile)), results[area + own_lane + 32u * #eu]);
+        {{#e 8}}
+            let row{{i}}_{{j}}_{{e}} = first_m + m + 16u * {{i}}u + own_lane % 16u;
+            let column{{i}}_{{j}}_{{e}} = first_n + n + 16u * {{j}}u + own_lane / 16u + 2u * {{e}}u;
+            if row{{i}}_{{j}}_{{e}} < weights.y && column{{i}}_{{j}}_{{e}} < count {
+                put_y(vec4<u32>(row{{i}}_{{j}}_{{e}}, column_place(column{{i}}_{{j}}_{{e}}, tile)), results[area + own_lane + 32u * {{e}}u]);
             }
-        }
-    } }
+        {{/e}}
+    {{/j}} {{/i}}
 }

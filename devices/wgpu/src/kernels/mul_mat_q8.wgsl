@@ -2,7 +2,7 @@
 // Products of packed weights with up to eight columns that were made 8-bit numbers: a workgroup for some rows, over whose length its invocations go together.
 // Several matrices with the same columns are done at once.
 
-var<workgroup> partials: array<f32, ROW_COUNTu * COLUMN_COUNTu * GROUP_SIZEu>;
+var<workgroup> partials: array<f32, {{row_count}}u * {{column_count}}u * {{group_size}}u>;
 
 // Sixteen products of 8-bit numbers.
 fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 {
@@ -19,14 +19,14 @@ fn scales_of(at: u32) -> vec2<f32> {
     let words = vec2<u32>(aligned_w(at), aligned_w(at + 1u));
     return bitcast<vec2<f32>>(words);
 }
-MATRICES
-@compute @workgroup_size(GROUP_SIZE)
+{{matrices}}
+@compute @workgroup_size({{group_size}})
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+    @builtin(local_invocation_index) local: u32{{place_parameters}},
 ) {
-    let place = PLACE;
+    let place = {{place}};
     var number = group_number(group, groups);
-CALLS
+{{calls}}
 }

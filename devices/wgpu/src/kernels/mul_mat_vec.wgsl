@@ -2,25 +2,25 @@
 // Products of a matrix with up to eight columns: one workgroup for four rows, over whose length its invocations go together.
 
 const ROWS: u32 = 4u;
-const COLUMNS: u32 = COLUMN_COUNTu;
+const COLUMNS: u32 = {{column_count}}u;
 const SUMS: u32 = ROWS * COLUMNS;
 // Vectors of four elements that an invocation takes at a time.
-const WIDE: u32 = WIDE_COUNTu;
+const WIDE: u32 = {{wide_count}}u;
 const STEP: u32 = 4u * WIDE;
 
-var<workgroup> partials: array<f32, SUMS * GROUP_SIZEu>;
+var<workgroup> partials: array<f32, SUMS * {{group_size}}u>;
 
 fn column4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_B;
+    return {{loaded_b}};
 }
 
-@compute @workgroup_size(GROUP_SIZE)
+@compute @workgroup_size({{group_size}})
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+    @builtin(local_invocation_index) local: u32{{place_parameters}},
 ) {
-    let place = PLACE;
+    let place = {{place}};
     let number = group_number(group, groups);
     let weights = shape_a();
     let columns = shape_b();
@@ -39,7 +39,7 @@ fn main(
     for (var i = 0u; i < SUMS; i++) {
         sums[i] = 0.0;
     }
-    for (var k = local * STEP; k < weights.x; k += GROUP_SIZEu * STEP) {
+    for (var k = local * STEP; k < weights.x; k += {{group_size}}u * STEP) {
         var x: array<vec4<f32>, COLUMNS * WIDE>;
         for (var c = 0u; c < COLUMNS; c++) {
             let row = vec3<u32>(c, b2, b3);
@@ -50,7 +50,7 @@ fn main(
         var w: array<vec4<f32>, WIDE>;
         for (var r = 0u; r < ROWS; r++) {
             let row = vec3<u32>(min(first + r, weights.y - 1u), a2, a3);
-            LOADED_A;
+            {{loaded_a}};
             for (var c = 0u; c < COLUMNS; c++) {
                 var sum = 0.0;
                 for (var j = 0u; j < WIDE; j++) {
@@ -68,7 +68,7 @@ fn main(
         }
     }
     workgroupBarrier();
-    for (var i = local; i < SUMS; i += GROUP_SIZEu) {
+    for (var i = local; i < SUMS; i += {{group_size}}u) {
         let row = first + i / COLUMNS;
         if row < weights.y {
             var sum = 0.0;

@@ -1,8 +1,9 @@
 
 // Heads scaled by what their elements are together, times weights, and then turned: one workgroup for each head of a token, whose invocations make sums first, and
 // take a pair each then.
-ROTATION
-HEADS
+{{>rotation}}
+{{heads}}
+{{memory}}
 // Where a pair is in its row, and how it turns. Elements in no pair stand for themselves, twice.
 struct Pair {
     first: u32,
@@ -23,13 +24,13 @@ fn pair_of(t: u32, pairs: u32, token: u32) -> Pair {
     return Pair(place, place, false, vec2<f32>(1.0, 0.0));
 }
 
-@compute @workgroup_size(GROUP_SIZE)
+@compute @workgroup_size({{group_size}})
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+    @builtin(local_invocation_index) local: u32{{place_parameters}},
 ) {
-    let place = PLACE;
+    let place = {{place}};
     let number = group_number(group, groups);
     let queries = shape_y();
     let pairs = parameters.ints[0].y / 2u;
@@ -37,7 +38,7 @@ fn main(
     if number < rows_of(queries) {
         let row = row_indices(number, queries);
         let scale = scale_a(row, parameters.floats[2].x, local, place);
-        for (var t = local; t < per_row; t += GROUP_SIZEu) {
+        for (var t = local; t < per_row; t += {{group_size}}u) {
             let pair = pair_of(t, pairs, row.y);
             let x = scaled_a(vec4<u32>(pair.first, row), scale);
             let z = scaled_a(vec4<u32>(pair.second, row), scale);
@@ -48,5 +49,5 @@ fn main(
         }
         return;
     }
-    STORE;
+    {{store}}
 }

@@ -4,7 +4,7 @@
             return;
         }
         let head = row.x * keys.x;
-        for (var t = local; t < per_row; t += GROUP_SIZEu) {
+        for (var t = local; t < per_row; t += {{group_size}}u) {
             let pair = pair_of(t, pairs, row.y);
             let x = scaled_k(vec4<u32>(pair.first, row), scale);
             let z = scaled_k(vec4<u32>(pair.second, row), scale);

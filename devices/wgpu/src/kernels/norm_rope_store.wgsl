@@ -4,11 +4,11 @@
     if number < rows_of(queries) + rows_of(keys) {
         let row = row_indices(number - rows_of(queries), keys);
         let scale = scale_k(row, parameters.floats[2].y, local, place);
-STORED_KEYS
+{{stored_keys}}
         return;
     }
-    let element = (number - rows_of(queries) - rows_of(keys)) * GROUP_SIZEu + local;
-    let shape = values / vec4<u32>(VALUES_EACHu, 1u, 1u, 1u);
+    let element = (number - rows_of(queries) - rows_of(keys)) * {{group_size}}u + local;
+    let shape = values / vec4<u32>({{values_each}}u, 1u, 1u, 1u);
     if element >= elements_of(shape) {
         return;
     }
@@ -18,4 +18,4 @@ STORED_KEYS
         fail();
         return;
     }
-    STORED_VALUE
+    {{stored_value}}

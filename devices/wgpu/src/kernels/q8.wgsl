@@ -14,16 +14,16 @@ fn quantize(x: vec4<f32>, k: u32, column: u32, length: u32, columns: u32, local:
     workgroupBarrier();
     let first = local & 248u;
     var largest = 0.0;
-    EACH(j, 8) { largest = max(largest, largest_of[first + #ju]); }
+    {{#j 8}} largest = max(largest, largest_of[first + {{j}}u]); {{/j}}
     let d = largest / 127.0;
     let q = vec4<i32>(round(x * select(0.0, 127.0 / largest, largest > 0.0)));
     sum_of[local] = q.x + q.y + q.z + q.w;
     workgroupBarrier();
     if k < length {
-        store_int_w(parameters.tensors[SCRATCH].start + 4u * (column * (length / 4u) + k / 4u), bitcast<i32>(pack4xI8(q)));
+        store_int_w(parameters.tensors[{{scratch}}].start + 4u * (column * (length / 4u) + k / 4u), bitcast<i32>(pack4xI8(q)));
         if (local & 3u) == 0u {
             let sum = sum_of[local] + sum_of[local + 1u] + sum_of[local + 2u] + sum_of[local + 3u];
-            let at = parameters.tensors[SCRATCH].start + 4u * (columns * (length / 4u) + 2u * (column * (length / 16u) + k / 16u));
+            let at = parameters.tensors[{{scratch}}].start + 4u * (columns * (length / 4u) + 2u * (column * (length / 16u) + k / 16u));
             store_int_w(at, bitcast<i32>(d));
             store_int_w(at + 4u, bitcast<i32>(d * f32(sum)));
         }

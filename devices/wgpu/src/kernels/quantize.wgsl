@@ -1,6 +1,6 @@
 
 // Columns as 8-bit numbers, for products with packed weights: one invocation for each four elements.
-QUANTIZE_FUNCTION
+{{>q8}}
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -18,7 +18,7 @@ fn main(
     var x = vec4<f32>(0.0);
     if k < shape.x {
         let row = vec3<u32>(column, 0u, 0u);
-        x = LOADED_B;
+        x = {{loaded_b}};
     }
     quantize(x, k, column, shape.x, shape.y, local);
 }

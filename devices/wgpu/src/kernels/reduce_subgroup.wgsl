@@ -8,7 +8,7 @@ struct Place {
     subgroups: u32,
 }
 
-var<workgroup> scratch: array<f32, GROUP_SIZE>;
+var<workgroup> scratch: array<f32, {{group_size}}>;
 
 // What of `x` is summed before memory is needed.
 fn partial_sum(x: f32) -> f32 {

@@ -5,7 +5,7 @@ struct Place {
     local: u32,
 }
 
-var<workgroup> scratch: array<f32, GROUP_SIZE>;
+var<workgroup> scratch: array<f32, {{group_size}}>;
 
 // What of `x` is summed before memory is needed: nothing.
 fn partial_sum(x: f32) -> f32 {
@@ -18,7 +18,7 @@ fn partial_slot(place: Place) -> u32 {
 }
 
 fn partial_slots(place: Place) -> u32 {
-    return GROUP_SIZEu;
+    return {{group_size}}u;
 }
 
 fn has_partial(place: Place) -> bool {
@@ -28,7 +28,7 @@ fn has_partial(place: Place) -> bool {
 fn sum_all(x: f32, place: Place) -> f32 {
     workgroupBarrier();
     scratch[place.local] = x;
-    for (var half = GROUP_SIZEu / 2u; half > 0u; half /= 2u) {
+    for (var half = {{group_size}}u / 2u; half > 0u; half /= 2u) {
         workgroupBarrier();
         if place.local < half {
             scratch[place.local] += scratch[place.local + half];
@@ -41,7 +41,7 @@ fn sum_all(x: f32, place: Place) -> f32 {
 fn max_all(x: f32, place: Place) -> f32 {
     workgroupBarrier();
     scratch[place.local] = x;
-    for (var half = GROUP_SIZEu / 2u; half > 0u; half /= 2u) {
+    for (var half = {{group_size}}u / 2u; half > 0u; half /= 2u) {
         workgroupBarrier();
         if place.local < half {
             scratch[place.local] = max(scratch[place.local], scratch[place.local + half]);

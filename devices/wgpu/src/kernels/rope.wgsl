@@ -1,6 +1,6 @@
 
 // Rotary position embedding: one invocation for each pair, and for each element that is in none.
-ROTATION
+{{>rotation}}
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,

@@ -1,7 +1,7 @@
 
 // What comes before attention: queries and keys are turned, and keys and values written where numbers of rows say. One invocation for each pair of queries or keys,
 // and for each element of a value. Tokens are rows of all three; turned keys are not written anywhere else.
-ROTATION
+{{>rotation}}
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,

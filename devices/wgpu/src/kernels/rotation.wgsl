@@ -6,7 +6,7 @@ fn rotation(pair: u32, position: f32) -> vec2<f32> {
     let q = parameters.floats[1];
     let exponent = f32(pair) * p.x + f32(pair) * p.y;
     // In turns, so that whole turns fall away exactly.
-    let frequency = exp2(exponent) * 0.15915494309 DIVIDED;
+    let frequency = exp2(exponent) * 0.15915494309 {{divided}};
     let extrapolated = turns(position, frequency);
     var angle = turns(position, frequency * p.z);
     if p.w != 0.0 {

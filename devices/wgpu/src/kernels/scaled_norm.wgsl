@@ -1,22 +1,22 @@
 
-// Rows scaled by what their elements are together, times one row; where SUMMED, of a sum, which is written, too. One workgroup for each row, whose invocations
-// take four elements each. Where QUANTIZED, the results are made 8-bit numbers as well.
-QUANTIZE_FUNCTION
+// Rows scaled by what their elements are together, times one row. One workgroup handles each row, and its
+// invocations take four elements each. A row may be a sum, which is then written as well. The results may also be quantized to 8 bits.
+{{quantize_function}}
 fn four(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_A;
+    return {{loaded_a}};
 }
-
+{{sums}}
 fn factor4(row: vec3<u32>, k: u32) -> vec4<f32> {
-    return LOADED_B;
+    return {{loaded_b}};
 }
 
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) local: u32PLACE_PARAMETERS,
+    @builtin(local_invocation_index) local: u32{{place_parameters}},
 ) {
-    let place = PLACE;
+    let place = {{place}};
     let number = group_number(group, groups);
     let shape = shape_y();
     if number >= rows_of(shape) {
@@ -25,7 +25,7 @@ fn main(
     let row = row_indices(number, shape);
     var squares = 0.0;
     for (var k = local * 4u; k < shape.x; k += 1024u) {
-        let x = SUM_OF_FOUR;
+        let x = {{sum_of_four}};
         squares += dot(x, x);
     }
     squares = sum_all(squares, place);
@@ -34,10 +34,10 @@ fn main(
         let k = first + local * 4u;
         var x = vec4<f32>(0.0);
         if k < shape.x {
-            x = AGAIN * scale * factor4(vec3<u32>(0u), k);
-            EACH(j, 4) { put_y(vec4<u32>(k + #ju, row), x[#j]);
-            }
+            x = {{again}} * scale * factor4(vec3<u32>(0u), k);
+            {{#j 4}} put_y(vec4<u32>(k + {{j}}u, row), x[{{j}}]);
+            {{/j}}
         }
-        QUANTIZED;
+        {{quantized}};
     }
 }

@@ -9,7 +9,7 @@ fn main(
     @builtin(local_invocation_index) local: u32,
 ) {
     let n = group_number(group, groups) * 256u + local;
-    let shape = shape_a() / vec4<u32>(PER_INVOCATIONu, 1u, 1u, 1u);
+    let shape = shape_a() / vec4<u32>({{per_invocation}}u, 1u, 1u, 1u);
     if n >= elements_of(shape) {
         return;
     }
@@ -27,5 +27,5 @@ fn main(
         return;
     }
     let to = vec4<u32>(i.x, row, i.zw);
-    STORED;
+    {{stored}};
 }

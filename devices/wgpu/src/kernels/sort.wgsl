@@ -32,6 +32,6 @@ fn main(
     }
     let count = parameters.ints[0].x;
     if before < count {
-        STORED;
+        {{stored}};
     }
 }

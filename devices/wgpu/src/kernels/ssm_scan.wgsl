@@ -1,7 +1,7 @@
 
 // A selective state space: one invocation for each row of the matrix of each head of each sequence, which it keeps while it goes through the tokens.
 
-const SIZE: u32 = STATE_SIZEu;
+const SIZE: u32 = {{state_size}}u;
 
 @compute @workgroup_size(256)
 fn main(

@@ -51,9 +51,9 @@ pub fn soft_max(
     let launch = Launch::new("soft_max", operands, WorkgroupCount::Rows)
         .floats([scale, max_bias])
         .ints([power(heads)])
-        .with("MASKED", masked)
-        .with("SINK", sink)
-        .with("GROUP_SIZE", GROUP)
+        .with("masked", masked)
+        .with("sink", sink)
+        .with("group_size", GROUP)
         .reduces(capacity);
     Ok(if alone {
         launch.cut(&[1, 2, 3])
@@ -112,15 +112,14 @@ pub fn flash(
         let launch = launch
             .floats([scale, max_bias, softcap])
             .ints([power(heads)])
-            .with("MASK_VALUE", mask)
-            .with("SINK", sink);
+            .with("mask_value", mask)
+            .with("sink", sink);
         return Ok(vec![launch]);
     }
     let queries = q.rows();
     let shares = shares(queries, k.shape[1]);
     let mut first = Vec::new();
     let mut second = Vec::new();
-    let mut finish = FINISH.replace("SINK", sink);
     let numbers = columns.map(|columns| matmul::numbers(columns, Access::Write));
     if shares > 1 {
         let wide = v.shape[0].next_multiple_of(4) + 2;
@@ -133,68 +132,70 @@ pub fn flash(
         };
         operands[0] = scratch('w', Access::Write);
         operands.retain(|operand| operand.name != 'e');
-        finish = LEAVE.to_owned();
         let mut combined = vec![y, scratch('p', Access::Read)];
         combined.extend(node.optional(4));
         combined.extend(numbers);
         let combine = Launch::new("flash_attn_combine", combined, WorkgroupCount::Rows);
+        let combine = match columns {
+            Some(_) => combine
+                .with("keep_result", "results[i] = result")
+                .with("value_size", v.shape[0]),
+            None => combine.with("keep_result", ""),
+        };
         let combine = with_numbers(combine, columns)
-            .with(
-                "KEEP_RESULT",
-                if columns.is_some() {
-                    "results[i] = result"
-                } else {
-                    ""
-                },
-            )
-            .with("VALUE_SIZE", v.shape[0])
-            .with("SHARES", shares)
-            .with("SINK", sink)
-            .with("GROUP_SIZE", ATTENTION_GROUP);
+            .with("shares", shares)
+            .with("sink", sink)
+            .with("group_size", ATTENTION_GROUP);
         second.push(combine);
     } else {
         operands.extend(numbers);
     }
-    let kept = match (shares, columns) {
-        (1, Some(_)) => "results[mine + #ju] = ELEMENT / total;",
-        _ => "",
-    };
-    finish = finish.replace("KEEP_RESULT", kept);
-    let (loads, per, element) = if is_wide {
-        (
-            include_str!("../kernels/flash_attn_wide.wgsl"),
-            8,
-            "sum[#ju / 4u][#ju % 4u]",
-        )
-    } else {
-        (include_str!("../kernels/flash_attn_any.wgsl"), 4, "sum[#j]")
-    };
-    // Number of loads of a key to issue together.
-    let chunk = [8, 4, 2, 1]
-        .into_iter()
-        .find(|chunk| (q.shape[0] / 8).is_multiple_of(*chunk))
-        .unwrap_or(1);
     let attention = Launch::new(
         "flash_attn",
         operands,
         WorkgroupCount::Groups(queries * shares),
     );
-    let attention = with_numbers(attention, columns.filter(|_| shares == 1))
+    let attention = with_numbers(attention, columns.filter(|_| shares == 1));
+    let attention = if is_wide {
+        // Number of loads of a key to issue together.
+        let chunk = [8, 4, 2, 1]
+            .into_iter()
+            .find(|chunk| (q.shape[0] / 8).is_multiple_of(*chunk))
+            .unwrap_or(1);
+        attention
+            .with("loads", "{{>flash_attn_wide}}")
+            .with("per_invocation", 8)
+            .with("element", "sum[{{j}}u / 4u][{{j}}u % 4u]")
+            .with("loaded_query", load_four(&q))
+            .with("chunk", chunk)
+    } else {
+        attention
+            .with("loads", "{{>flash_attn_any}}")
+            .with("per_invocation", 4)
+            .with("element", "sum[{{j}}]")
+            .with("loaded_key", load_four(&k))
+            .with("loaded_value", load_four(&v))
+    };
+    let attention = if shares > 1 {
+        attention.with("finish", "{{>flash_attn_leave}}")
+    } else {
+        let kept = match columns {
+            Some(_) => "results[mine + {{j}}u] = {{element}} / total;",
+            None => "",
+        };
+        attention
+            .with("finish", "{{>flash_attn_finish}}")
+            .with("sink", sink)
+            .with("keep_result", kept)
+    };
+    let attention = attention
         .floats([scale, max_bias, softcap])
         .ints([power(heads)])
-        .with("LOADS", loads)
-        .with("FINISH", finish)
-        .with("PER_INVOCATION", per)
-        .with("ELEMENT", element)
-        .with("QUERY_SIZE", q.shape[0].next_multiple_of(4))
-        .with("LOADED_KEY", load_four(&k))
-        .with("LOADED_VALUE", load_four(&v))
-        .with("LOADED_QUERY", load_four(&q))
-        .with("VALUE_SIZE", v.shape[0])
-        .with("CHUNK", chunk)
-        .with("MASK_VALUE", mask)
-        .with("SHARES", shares)
-        .with("GROUP_SIZE", ATTENTION_GROUP);
+        .with("query_size", q.shape[0].next_multiple_of(4))
+        .with("value_size", v.shape[0])
+        .with("mask_value", mask)
+        .with("shares", shares)
+        .with("group_size", ATTENTION_GROUP);
     first.push(attention.reduces(capacity));
     first.extend(second);
     Ok(first)
@@ -204,18 +205,19 @@ pub fn flash(
 fn tiled(operands: Vec<Operand>, is_wide: bool, capacity: &Capacity) -> Launch {
     let [q, k, v] = [1, 2, 3].map(|number| operands[number]);
     let tiles = q.shape[1].div_ceil(QUERY_TILE) * q.shape[2] * q.shape[3];
-    let loads = if is_wide {
-        include_str!("../kernels/flash_attn_tiles_wide.wgsl")
+    let launch = Launch::new("flash_attn_tiles", operands, WorkgroupCount::Groups(tiles));
+    let launch = if is_wide {
+        launch.with("loads", "{{>flash_attn_tiles_wide}}")
     } else {
-        include_str!("../kernels/flash_attn_tiles_any.wgsl")
+        launch
+            .with("loads", "{{>flash_attn_tiles_any}}")
+            .with("loaded_key", load_four(&k))
+            .with("loaded_value", load_four(&v))
     };
-    Launch::new("flash_attn_tiles", operands, WorkgroupCount::Groups(tiles))
-        .with("LOADS", loads)
-        .with("LOADED_QUERY", load_four(&q))
-        .with("LOADED_KEY", load_four(&k))
-        .with("LOADED_VALUE", load_four(&v))
-        .with("VALUE_CHUNKS", v.shape[0].div_ceil(32))
-        .with("GROUP_SIZE", ATTENTION_GROUP)
+    launch
+        .with("loaded_query", load_four(&q))
+        .with("value_chunks", v.shape[0].div_ceil(32))
+        .with("group_size", ATTENTION_GROUP)
         .reduces(capacity)
 }
 
@@ -242,13 +244,13 @@ fn by_matrices(operands: Vec<Operand>, capacity: &Capacity) -> Launch {
     let [q, k, v] = [1, 2, 3].map(|number| operands[number]);
     let tiles = q.shape[1].div_ceil(MATRIX_QUERIES) * q.shape[2] * q.shape[3];
     Launch::new(ATTENTION_MATRICES, operands, WorkgroupCount::Groups(tiles))
-        .with("LOADED_QUERY", load_four(&q))
-        .with("HEAD_SIZE", k.shape[0].max(v.shape[0]))
-        .with("KEY_SIZE", k.shape[0])
-        .with("VALUE_SIZE", v.shape[0])
-        .with("KEY_STEPS", k.shape[0] / 16)
-        .with("VALUE_CHUNKS", v.shape[0] / 32)
-        .with("GROUP_SIZE", GROUP)
+        .with("loaded_query", load_four(&q))
+        .with("head_size", k.shape[0].max(v.shape[0]))
+        .with("key_size", k.shape[0])
+        .with("value_size", v.shape[0])
+        .with("key_steps", k.shape[0] / 16)
+        .with("value_chunks", v.shape[0] / 32)
+        .with("group_size", GROUP)
         .reduces(capacity)
 }
 
@@ -261,19 +263,15 @@ pub fn can_be_quantized(size: usize) -> bool {
 /// Makes an attention kernel quantize its result into its last operand if `columns` is set.
 fn with_numbers(launch: Launch, columns: Option<&Operand>) -> Launch {
     let Some(columns) = columns else {
-        return launch.with("DECLARATIONS", "").with("AT_THE_END;", "");
+        return launch.with("declarations", "").with("at_the_end", "");
     };
-    let functions = concat!(
-        include_str!("../kernels/q8.wgsl"),
-        include_str!("../kernels/flash_attn_q8.wgsl")
-    );
     let scratch = launch.operands.len() - 1;
     launch
-        .with("DECLARATIONS", functions)
-        .with("AT_THE_END", "quantize_results(head, token, local)")
-        .with("SCRATCH", scratch)
-        .with("COLUMN_LENGTH", columns.shape[0])
-        .with("COLUMN_COUNT", columns.shape[1])
+        .with("declarations", "{{>q8}}{{>flash_attn_q8}}")
+        .with("at_the_end", "quantize_results(head, token, local);")
+        .with("scratch", scratch)
+        .with("column_length", columns.shape[0])
+        .with("column_count", columns.shape[1])
 }
 
 /// Returns the number of parts into which to split the keys, so that a few queries still occupy the
@@ -283,34 +281,6 @@ fn shares(queries: usize, keys: usize) -> usize {
         .min(keys / MIN_KEYS)
         .clamp(1, MAX_SHARES)
 }
-
-/// Writes the result of one query.
-const FINISH: &str = "let sink = SINK;
-        let last = max(largest, sink);
-        if is_masked(largest) {
-            sum *= 0.0;
-            total = 1.0;
-        } else {
-            let rescale = exp(largest - last);
-            total = total * rescale + select(exp(sink - last), 0.0, is_masked(sink));
-            sum *= rescale;
-        }
-        EACH(j, PER_INVOCATION) {
-            if mine + #ju < values.x {
-                put_y(vec4<u32>(mine + #ju, head, token, batch), ELEMENT / total);
-                KEEP_RESULT
-            }
-        }";
-
-/// Stores the partial result of one of several workgroups of a query.
-const LEAVE: &str = "let at = number * ((values.x + 3u) / 4u * 4u + 2u);
-        if local == 0u {
-            put_w(vec4<u32>(at, 0u, 0u, 0u), largest);
-            put_w(vec4<u32>(at + 1u, 0u, 0u, 0u), total);
-        }
-        EACH(j, PER_INVOCATION) {
-            put_w(vec4<u32>(at + 2u + mine + #ju, 0u, 0u, 0u), ELEMENT);
-        }";
 
 /// Computes gradients of attention. The first launch computes those of queries and the row
 /// statistics of logits; the next launches compute those of keys and values.
@@ -340,10 +310,10 @@ pub fn flash_back(
         Launch::new(kernel, operands, WorkgroupCount::Groups(work))
             .floats([scale])
             .ints([q.elements(), k.elements()])
-            .with("MASK_VALUE", mask)
-            .with("GROUP_SIZE", ATTENTION_GROUP)
+            .with("mask_value", mask)
+            .with("group_size", ATTENTION_GROUP)
             .with(
-                "PIECES",
+                "pieces",
                 q.shape[0].max(v.shape[0]).div_ceil(ATTENTION_GROUP),
             )
             .reduces(capacity)

@@ -25,7 +25,7 @@ fn moved(operands: Vec<Operand>, from: &str) -> Result<Launch, UnsupportedLaunch
         .into_iter()
         .map(in_units)
         .collect::<Result<Vec<_>, _>>()?;
-    Ok(Launch::new("move", operands, WorkgroupCount::Elements).with("MOVED", from))
+    Ok(Launch::new("move", operands, WorkgroupCount::Elements).with("moved", from))
 }
 
 /// Copies the elements of source 0 in logical order and converts them to the type of the result.
@@ -62,7 +62,7 @@ pub fn convert(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
         format!("{from}; put_y(indices(n, shape), get_a(source))")
     };
     let launch = Launch::new("cast", vec![y, a], WorkgroupCount::Elements);
-    Ok(launch.with("CONVERSION", conversion).cut(cut))
+    Ok(launch.with("conversion", conversion).cut(cut))
 }
 
 /// Repeats the source: element `i` of each dimension is element `i` modulo its extent in the

@@ -19,9 +19,9 @@ fn launch(
     elements(&operands[0])?;
     Ok(
         Launch::new("elementwise", operands, WorkgroupCount::Elements)
-            .with("EXPRESSION", expression)
-            .with("FIRST_VALUE", first)
-            .with("SECOND_VALUE", second),
+            .with("expression", expression)
+            .with("first_value", first)
+            .with("second_value", second),
     )
 }
 
@@ -115,15 +115,14 @@ pub fn gated_columns(
     kind: Glu,
     swapped: bool,
 ) -> Result<Launch, UnsupportedLaunch> {
-    let unit = glu(node, kind, swapped)?;
+    let mut unit = glu(node, kind, swapped)?;
+    let expression = unit.shader.values.remove("expression").unwrap_or_default();
     let y = node.result();
     let mut operands = unit.operands;
     operands.push(numbers(&y, Access::Write));
     let work = WorkgroupCount::Groups(y.rows() * y.shape[0].div_ceil(QUANTIZED_PIECE));
-    let mut launch = Launch::new("gated_q8", operands, work).with("SCRATCH", 3);
-    launch.shader.text.extend(unit.shader.text);
-    launch.floats = unit.floats;
-    Ok(launch)
+    let launch = Launch::new("gated_q8", operands, work).floats(unit.floats);
+    Ok(launch.with("scratch", 3).with("expression", expression))
 }
 
 /// Computes a gated linear unit of the halves of each row, or of two sources.

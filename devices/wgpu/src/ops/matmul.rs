@@ -3,6 +3,7 @@
 use super::{OperandFacts, floats, load_four, weights};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use crate::shader::{Access, MATRICES};
+use crate::template::include;
 use crate::tuning::TILES;
 use samite_core::{DType, Node};
 
@@ -29,10 +30,10 @@ fn along_rows(launch: Launch, a: &Operand, b: &Operand, columns: usize) -> Launc
         (1, format!("w[0] = {}", load_four(a)))
     };
     launch
-        .with("WIDE_COUNT", wide)
-        .with("LOADED_A", load)
-        .with("LOADED_B", load_four(b))
-        .with("GROUP_SIZE", VECTOR_GROUP)
+        .with("wide_count", wide)
+        .with("loaded_a", load)
+        .with("loaded_b", load_four(b))
+        .with("group_size", VECTOR_GROUP)
 }
 
 /// Computes a matrix product. Weights larger than a binding are split by rows, and larger results
@@ -80,28 +81,21 @@ fn product([y, a, b]: [Operand; 3], capacity: &Capacity, aligned: bool) -> Launc
     let (m, n, batches) = (a.shape[1], b.shape[1], b.shape[2] * b.shape[3]);
     if n <= MAX_COLUMNS {
         let work = WorkgroupCount::Groups(m.div_ceil(VECTOR_ROWS) * batches);
-        let launch = Launch::new("mul_mat_vec", vec![y, a, b], work).with("COLUMN_COUNT", n.max(1));
+        let launch = Launch::new("mul_mat_vec", vec![y, a, b], work).with("column_count", n.max(1));
         return along_rows(launch, &a, &b, n).reduces(capacity);
     }
     let tiles = |tile: usize| n.div_ceil(tile) * batches;
-    tiled(vec![y, a, b], tiles, BATCHES, capacity, aligned)
+    tiled(vec![y, a, b], tiles, capacity, aligned).with("tiles", "{{>mul_mat_batches}}")
 }
-
-/// Maps tiles to batches of matrices.
-const BATCHES: &str = include_str!("../kernels/mul_mat_batches.wgsl");
-
-/// Maps tiles to the columns of an expert, with the lists that `expert_lists` made.
-const EXPERTS: &str = include_str!("../kernels/mul_mat_experts.wgsl");
 
 /// Number of tiles that keeps large adapters busy.
 const ENOUGH_TILES: usize = 256;
 
-/// Computes a tiled product. `places` maps tiles to matrices; `tiles` returns the number of tiles
-/// along columns for a tile size.
+/// Computes a tiled product. `tiles` returns the number of tiles along columns for a tile size. The
+/// caller sets the value `tiles`, the functions that map tiles to matrices.
 fn tiled(
     mut operands: Vec<Operand>,
     tiles: impl Fn(usize) -> usize,
-    places: &str,
     capacity: &Capacity,
     aligned: bool,
 ) -> Launch {
@@ -137,33 +131,27 @@ fn tiled(
         operands,
         WorkgroupCount::Groups(count([height, width])),
     )
-    .with("LOADED_A", load_four(&a))
-    .with("LOADED_B", columns)
-    .with("TILES", places)
-    .with("FOUND", if with_matrices { "found" } else { "tile_a[0]" });
+    .with("loaded_a", load_four(&a))
+    .with("loaded_b", columns);
     if !with_matrices {
         return launch;
     }
     // Packed rows are decoded 16 elements at a time. With low tiles, half of them belong to a
     // neighbour.
     let pieces = match (a.access, height) {
-        (Access::Packed, 128) => {
-            "let row = load16_a(row_a(weights_row), k); EACH(i, 4) { w#i = halves(row[#i]); }"
-        }
-        (Access::Packed, _) => {
-            "let row = load16_a(row_a(weights_row), k & ~15u); let odd = (k & 8u) > 0u; EACH(i, 2) { w#i = halves(select(row[#i], row[2 + #i], odd)); }"
-        }
-        _ => "EACH(i, PIECES_A) { w#i = halves(weights4(weights_row, k + 4u * #iu)); }",
+        (Access::Packed, 128) => "{{>mul_mat_packed_pieces}}",
+        (Access::Packed, _) => "{{>mul_mat_packed_halves}}",
+        _ => "{{>mul_mat_pieces}}",
     };
     launch
-        .with("LOADED_PIECES", pieces)
-        .with("ROW_TILE", height)
-        .with("COLUMN_TILE", width)
-        .with("PIECES_A", height / 32)
-        .with("PIECES_B", width / 32)
-        .with("FRAGMENTS_M", height / 64)
-        .with("FRAGMENTS_N", width / 32)
-        .with("GROUP_SIZE", GROUP)
+        .with("loaded_pieces", pieces)
+        .with("row_tile", height)
+        .with("column_tile", width)
+        .with("pieces_a", height / 32)
+        .with("pieces_b", width / 32)
+        .with("fragments_m", height / 64)
+        .with("fragments_n", width / 32)
+        .with("group_size", GROUP)
         .reduces(capacity)
 }
 
@@ -196,7 +184,15 @@ pub fn mul_mat_id(
             // The last tile of each expert may be partial.
             let tiles = |tile: usize| choices.div_ceil(tile) + a.shape[2];
             let operands = vec![y, a, b, c, scratch(Access::Read)];
-            tiled(operands, tiles, EXPERTS, capacity, known.aligned).ints([first, experts])
+            let launch = tiled(operands, tiles, capacity, known.aligned).ints([first, experts]);
+            let found = match launch.shader.kernel {
+                MATRICES => "found",
+                _ => "tile_a[0]",
+            };
+            launch.with(
+                "tiles",
+                include("mul_mat_experts", [("found", found.to_owned())]),
+            )
         });
         return Ok(std::iter::once(lists).chain(products).collect());
     }
@@ -242,7 +238,7 @@ pub fn quantize(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     floats([&b])?;
     let work = WorkgroupCount::Groups(b.rows() * b.shape[0].div_ceil(QUANTIZED_PIECE));
     let launch = Launch::new("quantize", vec![numbers(&b, Access::Write), b], work);
-    Ok(launch.with("LOADED_B", load_four(&b)).with("SCRATCH", 0))
+    Ok(launch.with("loaded_b", load_four(&b)).with("scratch", 0))
 }
 
 /// Elements that one workgroup quantizes.
@@ -269,10 +265,9 @@ pub fn packed_products(
             .in_node(node)
             .named(weights);
         let count = a.shape[1].div_ceil(rows);
-        let text = include_str!("../kernels/mul_mat_q8_matrix.wgsl");
-        functions += &text
-            .replace("_A", &format!("_{weights}"))
-            .replace("_Y", &format!("_{result}"));
+        let names = [("weights", weights), ("result", result)];
+        let names = names.map(|(name, operand)| (name, operand.to_string()));
+        functions += &include("mul_mat_q8_matrix", names);
         calls += &format!(
             "    if number < {count}u {{ matrix_{weights}(number, local, place); return; }}\n    number -= {count}u;\n"
         );
@@ -283,12 +278,12 @@ pub fn packed_products(
     operands.push(numbers(&b, Access::Wide));
     floats(operands.iter().take(scratch))?;
     let launch = Launch::new("mul_mat_q8", operands, WorkgroupCount::Groups(groups))
-        .with("MATRICES", functions)
-        .with("CALLS", calls)
-        .with("SCRATCH", scratch)
-        .with("ROW_COUNT", rows)
-        .with("COLUMN_COUNT", b.shape[1])
-        .with("GROUP_SIZE", lanes);
+        .with("matrices", functions)
+        .with("calls", calls)
+        .with("scratch", scratch)
+        .with("row_count", rows)
+        .with("column_count", b.shape[1])
+        .with("group_size", lanes);
     Ok(launch.reduces(capacity))
 }
 

@@ -208,4 +208,4 @@ fn elements(operand: &Operand) -> Result<(), UnsupportedLaunch> {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -4,6 +4,7 @@ use super::matmul::numbers;
 use super::{elements, floats, load_four};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use crate::shader::Access;
+use crate::template::include;
 use samite_core::{DType, Node, SortOrder};
 
 /// Longest row that is sorted. The work grows with the square of the length.
@@ -63,7 +64,7 @@ fn sums(operands: [Operand; 2], sizes: [usize; 3], factor: f32, capacity: &Capac
     Launch::new("rows", operands.to_vec(), WorkgroupCount::Groups(sizes[1]))
         .ints(sizes)
         .floats([factor])
-        .with("GROUP_SIZE", GROUP)
+        .with("group_size", GROUP)
         .reduces(capacity)
 }
 
@@ -98,9 +99,9 @@ pub fn norm(
     capacity: &Capacity,
 ) -> Result<Launch, UnsupportedLaunch> {
     let launch = Launch::new("norm", both(node)?, WorkgroupCount::Rows).floats([eps]);
-    let launch = launch.with("CENTERED", centered).with("SCALE", scale);
+    let launch = launch.with("centered", centered).with("scale", scale);
     Ok(launch
-        .with("GROUP_SIZE", GROUP)
+        .with("group_size", GROUP)
         .reduces(capacity)
         .cut(&[1, 2, 3]))
 }
@@ -119,7 +120,8 @@ pub fn scaled_norm(
     let b = scaled.source_operand(1)?.in_node(scaled).named('b');
     let mut operands = vec![y];
     let (mut first, mut again) = ("four(row, k)", "four(row, k)");
-    let mut loaded;
+    let loaded;
+    let mut sums = String::new();
     match sum {
         None => {
             let a = norm.source_operand(0)?.in_node(norm).named('a');
@@ -133,10 +135,7 @@ pub fn scaled_norm(
             s.access = Access::Update;
             loaded = format!("{} + {}", load_four(&a), load_four(&c));
             (first, again) = ("summed(row, k)", "again(row, k)");
-            loaded += &format!(
-                ";\n}}\nfn summed(row: vec3<u32>, k: u32) -> vec4<f32> {{\n    let x = four(row, k);\n    EACH(j, 4) {{ put_s(vec4<u32>(k + #ju, row), x[#j]); }}\n    return x;\n}}\nfn again(row: vec3<u32>, k: u32) -> vec4<f32> {{\n    return {}",
-                load_four(&s)
-            );
+            sums = include("scaled_norm_sums", [("loaded_sum", load_four(&s))]);
             operands.extend([a, c, s]);
         }
     }
@@ -144,20 +143,28 @@ pub fn scaled_norm(
     floats(&operands)?;
     elements(&y)?;
     let scratch = operands.len();
-    let mut quantize = "";
     if quantized {
         operands.push(numbers(&y, Access::Write));
-        quantize = "quantize(x, k, number, shape.x, rows_of(shape), local)";
     }
     let launch = Launch::new("scaled_norm", operands, WorkgroupCount::Rows)
         .floats([eps])
-        .with("LOADED_A", loaded)
-        .with("LOADED_B", load_four(&b))
-        .with("SUM_OF_FOUR", first)
-        .with("AGAIN", again)
-        .with("QUANTIZED;", quantize.to_owned() + ";")
-        .with("SCRATCH", scratch)
-        .with("GROUP_SIZE", GROUP);
+        .with("loaded_a", loaded)
+        .with("loaded_b", load_four(&b))
+        .with("sum_of_four", first)
+        .with("again", again)
+        .with("sums", sums)
+        .with("group_size", GROUP);
+    let launch = if quantized {
+        launch
+            .with("quantize_function", "{{>q8}}")
+            .with("scratch", scratch)
+            .with(
+                "quantized",
+                "quantize(x, k, number, shape.x, rows_of(shape), local)",
+            )
+    } else {
+        launch.with("quantize_function", "").with("quantized", "")
+    };
     Ok(launch.reduces(capacity))
 }
 
@@ -170,7 +177,7 @@ pub fn argmax(node: Node<'_>) -> Result<Vec<Launch>, UnsupportedLaunch> {
     let launch = |operands: Vec<Operand>, sizes: [usize; 3], candidate: &str| {
         Launch::new("argmax", operands, WorkgroupCount::Groups(rows * sizes[2]))
             .ints(sizes)
-            .with("CANDIDATE", candidate)
+            .with("candidate", candidate)
     };
     if pieces == 1 {
         return Ok(vec![launch(vec![a, y], [length, length, 1], "j")]);
@@ -204,7 +211,7 @@ fn sorted(node: Node<'_>, count: usize, descending: bool) -> Result<Launch, Unsu
     let launch = Launch::new("sort", vec![a, y], WorkgroupCount::Elements);
     Ok(launch
         .ints([count, usize::from(descending), usize::MAX])
-        .with("STORED", STORED)
+        .with("stored", STORED)
         .cut(&[1, 2, 3]))
 }
 
@@ -238,7 +245,7 @@ pub fn top_k(node: Node<'_>, k: usize) -> Result<Vec<Launch>, UnsupportedLaunch>
     Ok(vec![
         first
             .ints([k, 1, SORTED_PIECE])
-            .with("STORED", STORED_OF_PIECE),
+            .with("stored", STORED_OF_PIECE),
         Launch::new("top_k", operands, work).ints([k, SORTED_PIECE, pieces]),
     ])
 }

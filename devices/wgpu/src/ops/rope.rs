@@ -2,6 +2,7 @@
 
 use super::{elements, floats, load_four};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
+use crate::template::include;
 use samite_core::{DType, Node, Rope, RopeMode};
 use std::f64::consts::PI;
 
@@ -68,22 +69,27 @@ pub fn norm_rope(
     floats(all.operands.iter().filter(|operand| operand.name != 'b'))?;
     let (y, a) = (all.operands[0], all.operands[1]);
     let launch = renamed("norm_rope", all, WorkgroupCount::Groups(y.rows()))
-        .with("HEADS", heads(&a, turned.norm.map(|_| 'f')))
-        .with("STORE;", "")
-        .with("GROUP_SIZE", invocations(y.shape[0]));
+        .with("heads", heads(&a, turned.norm.map(|_| 'f')))
+        .with("memory", "")
+        .with("store", "")
+        .with("group_size", invocations(y.shape[0]));
     Ok(launch.reduces(capacity))
 }
 
 /// Returns the functions that normalize and rotate heads `a`, with the operand `factor` of their
 /// norm or without a norm.
 fn heads(a: &Operand, factor: Option<char>) -> String {
-    let text = match factor {
-        Some(_) => include_str!("../kernels/norm_rope_head.wgsl"),
-        None => include_str!("../kernels/norm_rope_plain_head.wgsl"),
-    };
-    text.replace("LOADED_ROW", &load_four(a))
-        .replace("_A", &format!("_{}", a.name))
-        .replace("_F", &format!("_{}", factor.unwrap_or_default()))
+    let heads = ("heads", a.name.to_string());
+    match factor {
+        Some(factor) => {
+            let factor = ("factor", factor.to_string());
+            include(
+                "norm_rope_head",
+                [heads, factor, ("loaded_row", load_four(a))],
+            )
+        }
+        None => include("norm_rope_plain_head", [heads]),
+    }
 }
 
 /// Rotates queries and keys, with norms of both or of neither, and writes keys and values to the KV
@@ -140,15 +146,10 @@ pub fn rope_store(
             let pieces = pieces.div_ceil(invocations(y.shape[0]));
             let work = WorkgroupCount::Groups(y.rows() + k.rows() + pieces);
             let mut launch = renamed("norm_rope", launch, work);
-            let [store, memory] = stores(&launch.operands, block_lens, y.shape[0]);
-            for (name, text) in &mut launch.shader.text {
-                match *name {
-                    "HEADS" => *text += &(heads(&k, key.norm.map(|_| 'g')) + &memory),
-                    "STORE;" => *text += &store,
-                    _ => {}
-                }
-            }
-            launch
+            let of_queries = launch.shader.values.remove("heads").unwrap_or_default();
+            let of_keys = heads(&k, key.norm.map(|_| 'g'));
+            let launch = launch.with("heads", of_queries + &of_keys);
+            stores(launch, block_lens, y.shape[0])
         }
     };
     let numbers = ['b', 'n'];
@@ -157,45 +158,37 @@ pub fn rope_store(
     Ok(launch.can_fail())
 }
 
-/// Returns the text that writes keys with heads of `size` elements, and values, after the queries:
-/// as elements or as blocks. Also returns the declarations of the memory that it needs.
-fn stores(operands: &[Operand], [of_keys, of_values]: [usize; 2], size: usize) -> [String; 2] {
+/// Makes `launch` write keys with heads of `size` elements, and values, after the queries: as
+/// elements or as blocks.
+fn stores(launch: Launch, [of_keys, of_values]: [usize; 2], size: usize) -> Launch {
     let number = |name: char| {
-        let number = operands.iter().position(|operand| operand.name == name);
+        let mut operands = launch.operands.iter();
+        let number = operands.position(|operand| operand.name == name);
         number.unwrap_or(0).to_string()
     };
     let (keys, memory) = match of_keys {
-        1 => (
-            include_str!("../kernels/norm_rope_keys.wgsl").to_owned(),
-            String::new(),
-        ),
+        1 => ("{{>norm_rope_keys}}".to_owned(), String::new()),
         _ => (
-            include_str!("../kernels/norm_rope_key_blocks.wgsl").replace("CACHE", &number('t')),
+            include("norm_rope_key_blocks", [("cache", number('t'))]),
             format!("var<workgroup> turned: array<f32, {size}>;"),
         ),
     };
     let value = match of_values {
         1 => "put_u(vec4<u32>(i.x, row, 0u, 0u), get_v(i));".to_owned(),
-        _ => VALUE_BLOCK.replace("CACHE", &number('u')),
+        _ => include("norm_rope_value_block", [("cache", number('u'))]),
     };
-    let text = include_str!("../kernels/norm_rope_store.wgsl")
-        .replace("STORED_KEYS", &keys)
-        .replace("STORED_VALUE", &value)
-        .replace("VALUES_EACH", &of_values.to_string());
-    [text, memory]
+    launch
+        .with("store", "{{>norm_rope_store}}")
+        .with("memory", memory)
+        .with("stored_keys", keys)
+        .with("stored_value", value)
+        .with("values_each", of_values)
 }
-
-/// Stores a block of 32 elements of a value.
-const VALUE_BLOCK: &str = "var x: array<f32, 32>;
-    for (var j = 0u; j < 32u; j++) {
-        x[j] = get_v(vec4<u32>(i.x * 32u + j, i.yzw));
-    }
-    encode_u(row_u(vec3<u32>(row, 0u, 0u)) + i.x * parameters.tensors[CACHE].strides.x, &x);";
 
 /// Returns `launch`, whose operands may have changed, as a launch of `kernel`.
 fn renamed(kernel: &'static str, launch: Launch, work: WorkgroupCount) -> Launch {
     let mut renamed = Launch::new(kernel, launch.operands, work);
-    renamed.shader.text = launch.shader.text;
+    renamed.shader.values = launch.shader.values;
     renamed.shader.subgroups = launch.shader.subgroups;
     (renamed.ints, renamed.floats) = (launch.ints, launch.floats);
     renamed
@@ -253,5 +246,5 @@ pub fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Result<Launch, Unsupp
             direction,
         ])
         .ints([rope.offset, rope.dims, partner, next])
-        .with("DIVIDED", divided))
+        .with("divided", divided))
 }

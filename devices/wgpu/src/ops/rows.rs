@@ -33,7 +33,7 @@ pub fn get(
     let rows = a.shape[1];
     let parts = parts(&a, capacity).map(|(first, a)| {
         Launch::new("get_rows", vec![y, a, b], WorkgroupCount::Elements)
-            .with("FOUND", found)
+            .with("found", found)
             .ints([first, rows])
             .can_fail()
     });
@@ -72,8 +72,8 @@ pub fn set(node: Node<'_>, capacity: &Capacity) -> Result<Vec<Launch>, Unsupport
     let rows = y.shape[1];
     let parts = parts(&y, capacity).map(|(first, y)| {
         Launch::new("set_rows", vec![a, b, y], WorkgroupCount::Pieces(per))
-            .with("PER_INVOCATION", per)
-            .with("STORED", stored)
+            .with("per_invocation", per)
+            .with("stored", stored)
             .ints([first, rows])
             .can_fail()
     });

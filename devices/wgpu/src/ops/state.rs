@@ -36,7 +36,7 @@ pub fn scan(node: Node<'_>, snapshots: usize) -> Result<Launch, UnsupportedLaunc
     let work =
         WorkgroupCount::Groups((x.shape[0] * x.shape[1] * x.shape[3]).div_ceil(GROUP as usize));
     let launch = Launch::new("ssm_scan", operands, work).ints([snapshots]);
-    Ok(launch.with("STATE_SIZE", size).can_fail())
+    Ok(launch.with("state_size", size).can_fail())
 }
 
 /// Computes the gated delta rule.
@@ -50,5 +50,5 @@ pub fn delta_net(node: Node<'_>, snapshots: usize) -> Result<Launch, Unsupported
     let work =
         WorkgroupCount::Groups((v.shape[0] * v.shape[1] * v.shape[3]).div_ceil(GROUP as usize));
     let launch = Launch::new("gated_delta_net", operands, work).ints([snapshots]);
-    Ok(launch.with("STATE_SIZE", v.shape[0]))
+    Ok(launch.with("state_size", v.shape[0]))
 }

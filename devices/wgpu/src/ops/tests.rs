@@ -1,16 +1,18 @@
 //! Checks that every shader that the conformance suite needs is valid WGSL. Needs no GPU.
 
 use super::{OperandFacts, launches_of};
+use crate::emulated::without_matrices;
 use crate::fuse::{self, Memory, is_packable};
 use crate::plan::{Capacity, Launch, MAX_OPERANDS};
-use crate::shader::Shader;
+use crate::shader::{MATRIX_KERNELS, Shader, expand};
+use crate::template::Values;
 use crate::tuning::Tuning;
 use samite_core::{DType, Graph, Rope, RopeMode};
 use samite_testing::cases;
 use std::collections::BTreeSet;
 
 /// Returns the capacity of a typical desktop adapter.
-fn capacity(subgroups: bool, binding: usize) -> Capacity {
+pub fn capacity(subgroups: bool, binding: usize) -> Capacity {
     Capacity {
         binding,
         alignment: 256,
@@ -42,12 +44,27 @@ fn all_launches(capacity: &Capacity) -> Vec<Launch> {
                     all.extend(launches_of(node, capacity, known).unwrap_or_default());
                 }
             }
-            let steps = fuse::steps(&case.graph, &[id], capacity, Memory::AllPacked);
-            all.extend(steps.into_iter().flatten().map(|step| step.launch));
+            if let Ok(list) = fuse::launch_list(&case.graph, &[id], capacity, Memory::AllPacked) {
+                all.extend(list.launches.into_iter().map(|step| step.launch));
+            }
         }
     }
     all.extend(fused(capacity));
+    all.extend(large(capacity));
     all
+}
+
+/// Returns launches of nodes that are larger than those of the conformance suite.
+fn large(capacity: &Capacity) -> Vec<Launch> {
+    let mut g = Graph::new();
+    let w = g.leaf("w", DType::Q4_0, [256, 4096, 1, 1]).unwrap();
+    let x = g.input("x", DType::F32, [256, 1024, 1, 1]).unwrap();
+    g.mul_mat(w, x).unwrap();
+    let row = g.input("row", DType::F32, [8192, 1, 1, 1]).unwrap();
+    g.top_k(row, 40).unwrap();
+    let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
+    let list = fuse::launch_list(&g, &nodes, capacity, Memory::AllPacked).unwrap();
+    list.launches.into_iter().map(|step| step.launch).collect()
 }
 
 /// Returns launches of several nodes, as in a layer of a model.
@@ -73,7 +90,8 @@ fn fused(capacity: &Capacity) -> Vec<Launch> {
         let y = g.add(down, x).unwrap();
         g.set_output(y);
         let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
-        let steps = fuse::steps(&g, &nodes, capacity, Memory::AllPacked).unwrap();
+        let list = fuse::launch_list(&g, &nodes, capacity, Memory::AllPacked).unwrap();
+        let steps = list.launches;
         let kernels: Vec<_> = steps.iter().map(|step| step.launch.shader.kernel).collect();
         if capacity.binding > 1 << 20 {
             let expected = [
@@ -87,12 +105,15 @@ fn fused(capacity: &Capacity) -> Vec<Launch> {
         }
         all.extend(steps.into_iter().map(|step| step.launch));
     }
-    for (tokens, keys, expected) in [
-        (3, 40, &["flash_attn", "mul_mat_q8"][..]),
-        (1, 1100, &["flash_attn", "flash_attn_combine", "mul_mat_q8"]),
+    let long = ["flash_attn", "flash_attn_combine", "mul_mat_q8"];
+    for (tokens, keys, dtype, expected) in [
+        (3, 40, DType::F16, &["flash_attn", "mul_mat_q8"][..]),
+        (3, 40, DType::F32, &["flash_attn", "mul_mat_q8"]),
+        (1, 1100, DType::F16, &long),
+        (1, 1100, DType::F32, &long),
     ] {
         if capacity.binding > 1 << 20 {
-            let attention = attention(tokens, keys, capacity);
+            let attention = attention(tokens, keys, dtype, capacity);
             let kernels = attention.iter().map(|launch| launch.shader.kernel);
             assert_eq!(kernels.collect::<Vec<_>>(), expected);
             all.extend(attention);
@@ -120,11 +141,11 @@ fn fused(capacity: &Capacity) -> Vec<Launch> {
 }
 
 /// Returns the launches of attention and the product after it.
-fn attention(tokens: usize, keys: usize, capacity: &Capacity) -> Vec<Launch> {
+fn attention(tokens: usize, keys: usize, dtype: DType, capacity: &Capacity) -> Vec<Launch> {
     let mut g = Graph::new();
     let input = |g: &mut Graph, dtype, shape| g.input("", dtype, shape).unwrap();
     let q = input(&mut g, DType::F32, [64, tokens, 4, 1]);
-    let [k, v] = [0, 1].map(|_| input(&mut g, DType::F16, [64, keys, 2, 1]));
+    let [k, v] = [0, 1].map(|_| input(&mut g, dtype, [64, keys, 2, 1]));
     let mask = input(&mut g, DType::F16, [keys, tokens, 1, 1]);
     let w = g.leaf("w", DType::Q4_0, [256, 96, 1, 1]).unwrap();
     let op = samite_core::Op::FlashAttn {
@@ -140,8 +161,8 @@ fn attention(tokens: usize, keys: usize, capacity: &Capacity) -> Vec<Launch> {
     let y = g.mul_mat(w, columns).unwrap();
     g.set_output(y);
     let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
-    let steps = fuse::steps(&g, &nodes, capacity, Memory::AllPacked).unwrap();
-    steps.into_iter().map(|step| step.launch).collect()
+    let list = fuse::launch_list(&g, &nodes, capacity, Memory::AllPacked).unwrap();
+    list.launches.into_iter().map(|step| step.launch).collect()
 }
 
 /// Returns the launches of the rotations and cache writes of one layer, with four query heads and
@@ -173,14 +194,18 @@ fn before_attention(capacity: &Capacity, has_norms: bool, cache: DType) -> Vec<L
     let q = g.rope(q, positions, None, rope).unwrap();
     g.set_output(q);
     let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
-    let steps = fuse::steps(&g, &nodes, capacity, Memory::Stored).unwrap();
-    steps.into_iter().map(|step| step.launch).collect()
+    let list = fuse::launch_list(&g, &nodes, capacity, Memory::Stored).unwrap();
+    list.launches.into_iter().map(|step| step.launch).collect()
 }
 
 fn validate(shader: &Shader) -> Result<(), String> {
-    let source = shader.source();
+    validate_source(&shader.name(), shader.source())
+}
+
+fn validate_source(name: &str, source: samite_core::Result<String>) -> Result<(), String> {
+    let source = source.map_err(|error| error.to_string())?;
     let module = naga::front::wgsl::parse_str(&source)
-        .map_err(|error| error.emit_to_string_with_path(&source, &shader.name()))?;
+        .map_err(|error| error.emit_to_string_with_path(&source, name))?;
     let mut validator = naga::valid::Validator::new(
         naga::valid::ValidationFlags::all(),
         naga::valid::Capabilities::SUBGROUP
@@ -190,8 +215,24 @@ fn validate(shader: &Shader) -> Result<(), String> {
     );
     validator
         .validate(&module)
-        .map_err(|error| error.emit_to_string_with_path(&source, &shader.name()))?;
+        .map_err(|error| error.emit_to_string_with_path(&source, name))?;
     Ok(())
+}
+
+#[test]
+fn templates_without_launches_are_valid() {
+    validate_source("limits", expand("limits", "{{>limits}}", &Values::new())).unwrap();
+    let launches = all_launches(&capacity(true, 1 << 30));
+    let shaders: BTreeSet<_> = launches.into_iter().map(|launch| launch.shader).collect();
+    let mut emulated = 0;
+    for shader in shaders {
+        if MATRIX_KERNELS.contains(&shader.kernel) {
+            let source = without_matrices(shader.kernel, shader.source().unwrap());
+            validate_source(&shader.name(), source).unwrap();
+            emulated += 1;
+        }
+    }
+    assert!(emulated > 10, "{emulated}");
 }
 
 #[test]
@@ -208,7 +249,7 @@ fn every_shader_is_valid() {
             .iter()
             .filter(|shader| shader.subgroups != Some(true));
         let sources: Vec<_> = for_browsers
-            .map(|shader| (shader.name(), shader.source()))
+            .map(|shader| (shader.name(), shader.source().unwrap()))
             .collect();
         std::fs::write(path, serde_json::to_string(&sources).unwrap()).unwrap();
     }

@@ -30,11 +30,11 @@ pub fn repeat_back(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
 pub fn silu_back(node: Node<'_>) -> Result<Launch, UnsupportedLaunch> {
     let launch = Launch::new("elementwise", all(node, 2)?, WorkgroupCount::Elements)
         .with(
-            "EXPRESSION",
+            "expression",
             "x * sigmoid(z) * (1.0 + z * (1.0 - sigmoid(z)))",
         )
-        .with("FIRST_VALUE", "get_a(i)")
-        .with("SECOND_VALUE", "get_b(i)");
+        .with("first_value", "get_a(i)")
+        .with("second_value", "get_b(i)");
     Ok(launch.cut(&[1, 2, 3]))
 }
 
@@ -46,9 +46,9 @@ fn row_gradient(
 ) -> Result<Launch, UnsupportedLaunch> {
     let launch =
         Launch::new("row_gradient", all(node, 2)?, WorkgroupCount::Rows).floats([parameter]);
-    let launch = launch.with("FACTOR", factor).with("GRADIENT", gradient);
+    let launch = launch.with("factor", factor).with("gradient", gradient);
     Ok(launch
-        .with("GROUP_SIZE", GROUP)
+        .with("group_size", GROUP)
         .reduces(capacity)
         .cut(&[1, 2, 3]))
 }
@@ -103,7 +103,7 @@ pub fn cross_entropy(
     let (y, rows) = (operands[0], operands[1].rows());
     operands[0] = Operand::workspace('y', Access::Write, DType::F32, rows);
     let of_rows = Launch::new("cross_entropy", operands, WorkgroupCount::Groups(rows))
-        .with("GROUP_SIZE", GROUP)
+        .with("group_size", GROUP)
         .reduces(capacity);
     let mean = reductions::sum_scratch(y, rows, 1.0 / rows as f32, capacity);
     Ok(vec![of_rows, mean])
@@ -118,7 +118,7 @@ pub fn cross_entropy_back(
     let rows = operands[0].rows();
     let launch =
         Launch::new("cross_entropy_back", operands, WorkgroupCount::Rows).floats([rows as f32]);
-    Ok(launch.with("GROUP_SIZE", GROUP).reduces(capacity))
+    Ok(launch.with("group_size", GROUP).reduces(capacity))
 }
 
 /// Returns the sources as operands. The kernel updates those in `written`.

@@ -1,14 +1,14 @@
 
-fn load_$(at: u32) -> f32 {
-    return from_f16(half_$(at));
+fn load_{{name}}(at: u32) -> f32 {
+    return from_f16(half_{{name}}(at));
 }
 
-fn get_$(i: vec4<u32>) -> f32 {
-    return load_$(at_$(i));
+fn get_{{name}}(i: vec4<u32>) -> f32 {
+    return load_{{name}}(at_{{name}}(i));
 }
 
 // Elements `i` to `i + 3` of the row at byte `row`, which has no gaps.
-fn load4_$(row: u32, i: u32) -> vec4<f32> {
+fn load4_{{name}}(row: u32, i: u32) -> vec4<f32> {
     let at = row + i * 2u;
-    return vec4<f32>(unpack2x16float(word_$(at)), unpack2x16float(word_$(at + 4u)));
+    return vec4<f32>(unpack2x16float(word_{{name}}(at)), unpack2x16float(word_{{name}}(at + 4u)));
 }

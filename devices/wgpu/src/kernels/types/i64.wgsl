@@ -1,17 +1,17 @@
 
 // The lower half, with the sign of the whole.
-fn int_$(at: u32) -> i32 {
-    return bitcast<i32>(aligned_$(at >> 2u));
+fn int_{{name}}(at: u32) -> i32 {
+    return bitcast<i32>(aligned_{{name}}(at >> 2u));
 }
 
 // The number if it is from 0 to `count - 1`; otherwise `count`.
-fn index_$(at: u32, count: u32) -> u32 {
-    if aligned_$((at >> 2u) + 1u) != 0u {
+fn index_{{name}}(at: u32, count: u32) -> u32 {
+    if aligned_{{name}}((at >> 2u) + 1u) != 0u {
         return count;
     }
-    return min(aligned_$(at >> 2u), count);
+    return min(aligned_{{name}}(at >> 2u), count);
 }
 
-fn get_$(i: vec4<u32>) -> f32 {
-    return f32(int_$(at_$(i)));
+fn get_{{name}}(i: vec4<u32>) -> f32 {
+    return f32(int_{{name}}(at_{{name}}(i)));
 }

@@ -1,18 +1,19 @@
 
 // Of four elements, number `k` of a block: the word with their coordinates.
-fn point_$(at: u32, k: u32) -> u32 {
+fn point_{{name}}(at: u32, k: u32) -> u32 {
     let n = k / 2u;
-    let high = (byte_$(at + 66u + n / 4u) >> (n % 4u * 2u)) & 3u;
-    return (byte_$(at + 2u + n) | (high << 8u)) * 2u + (k & 1u);
+    let high = (byte_{{name}}(at + 66u + n / 4u) >> (n % 4u * 2u)) & 3u;
+    return (byte_{{name}}(at + 2u + n) | (high << 8u)) * 2u + (k & 1u);
 }
 
 // A bit for each of eight elements, number `n` of a block.
-fn marks_$(at: u32, n: u32) -> u32 {
-    return byte_$(at + 34u + n);
+fn marks_{{name}}(at: u32, n: u32) -> u32 {
+    return byte_{{name}}(at + 34u + n);
 }
 
 // Of 16 elements, `d (s + 1/2) / 4`.
-fn scale_$(at: u32, group: u32) -> f32 {
-    let s = (byte_$(at + 74u + group / 2u) >> (group % 2u * 4u)) & 15u;
-    return (f32(s) + 0.5) * 0.25 * from_f16(half_$(at));
+fn scale_{{name}}(at: u32, group: u32) -> f32 {
+    let s = (byte_{{name}}(at + 74u + group / 2u) >> (group % 2u * 4u)) & 15u;
+    return (f32(s) + 0.5) * 0.25 * from_f16(half_{{name}}(at));
 }
+{{>types/marks_are_signs}}{{>types/codebook}}

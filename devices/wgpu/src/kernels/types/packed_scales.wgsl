@@ -1,6 +1,6 @@
 
 // The scales and minimums, 0 to 63, of groups `2 q` and `2 q + 1` of 32 elements, from the head of a block.
-fn scales_$(head: vec4<u32>, q: u32) -> vec4<f32> {
+fn scales_{{name}}(head: vec4<u32>, q: u32) -> vec4<f32> {
     let shift = (q & 1u) * 16u;
     let first = vec2<u32>(head.y >> shift, head.z >> shift);
     let last = head.w >> shift;

@@ -1,18 +1,11 @@
 
 // Elements `i` to `i + 3`, `i` a multiple of 4: `d (q - 1)`.
-fn load4_$(row: u32, i: u32) -> vec4<f32> {
-    let at = row + (i / 64u) * BLOCK_BYTESu;
-    let codes = vec4<u32>(byte_$(at + 2u + i % 64u / 4u)) >> vec4<u32>(0u, 2u, 4u, 6u);
-    return (vec4<f32>(codes & vec4<u32>(3u)) - 1.0) * from_f16(half_$(at));
+fn load4_{{name}}(row: u32, i: u32) -> vec4<f32> {
+    let at = row + (i / 64u) * {{block_bytes}}u;
+    let codes = vec4<u32>(byte_{{name}}(at + 2u + i % 64u / 4u)) >> vec4<u32>(0u, 2u, 4u, 6u);
+    return (vec4<f32>(codes & vec4<u32>(3u)) - 1.0) * from_f16(half_{{name}}(at));
 }
 
-fn get_$(i: vec4<u32>) -> f32 {
-    return load4_$(row_$(i.yzw), i.x & ~3u)[i.x & 3u];
-}
+{{>types/get}}
 
-// Elements `i` to `i + 31`, `i` a multiple of 32.
-fn load32_$(row: u32, i: u32, w: ptr<function, array<vec4<f32>, 8>>) {
-    for (var k = 0u; k < 8u; k++) {
-        (*w)[k] = load4_$(row, i + 4u * k);
-    }
-}
+{{>types/load32}}

@@ -1,15 +1,10 @@
 
-// Sets two bytes at an even place; others may set the other half of the word.
-fn store_half_$(at: u32, bits: u32) {
-    let shift = (at & 2u) * 8u;
-    atomicAnd(&buffer_$[at >> 2u], ~(0xffffu << shift));
-    atomicOr(&buffer_$[at >> 2u], bits << shift);
+{{>types/store_half}}
+
+fn store_{{name}}(at: u32, x: f32) {
+    store_half_{{name}}(at, to_bf16(x));
 }
 
-fn store_$(at: u32, x: f32) {
-    store_half_$(at, to_bf16(x));
-}
-
-fn put_$(i: vec4<u32>, x: f32) {
-    store_$(at_$(i), x);
+fn put_{{name}}(i: vec4<u32>, x: f32) {
+    store_{{name}}(at_{{name}}(i), x);
 }

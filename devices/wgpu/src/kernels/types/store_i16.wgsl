@@ -1,15 +1,10 @@
 
-// Sets two bytes at an even place; others may set the other half of the word.
-fn store_half_$(at: u32, bits: u32) {
-    let shift = (at & 2u) * 8u;
-    atomicAnd(&buffer_$[at >> 2u], ~(0xffffu << shift));
-    atomicOr(&buffer_$[at >> 2u], bits << shift);
+{{>types/store_half}}
+
+fn store_int_{{name}}(at: u32, x: i32) {
+    store_half_{{name}}(at, bitcast<u32>(x) & 0xffffu);
 }
 
-fn store_int_$(at: u32, x: i32) {
-    store_half_$(at, bitcast<u32>(x) & 0xffffu);
-}
-
-fn put_$(i: vec4<u32>, x: f32) {
-    store_int_$(at_$(i), i32(x));
+fn put_{{name}}(i: vec4<u32>, x: f32) {
+    store_int_{{name}}(at_{{name}}(i), i32(x));
 }

@@ -1,8 +1,8 @@
 
-fn store_int_$(at: u32, x: i32) {
-    buffer_$[at >> 2u] = bitcast<u32>(x);
+fn store_int_{{name}}(at: u32, x: i32) {
+    {{buffer}}[at >> 2u] = bitcast<u32>(x);
 }
 
-fn put_$(i: vec4<u32>, x: f32) {
-    store_int_$(at_$(i), i32(x));
+fn put_{{name}}(i: vec4<u32>, x: f32) {
+    store_int_{{name}}(at_{{name}}(i), i32(x));
 }

@@ -1,15 +1,15 @@
 
 // Sets a byte; others may set the rest of the word.
-fn store_byte_$(at: u32, bits: u32) {
+fn store_byte_{{name}}(at: u32, bits: u32) {
     let shift = (at & 3u) * 8u;
-    atomicAnd(&buffer_$[at >> 2u], ~(0xffu << shift));
-    atomicOr(&buffer_$[at >> 2u], bits << shift);
+    atomicAnd(&{{buffer}}[at >> 2u], ~(0xffu << shift));
+    atomicOr(&{{buffer}}[at >> 2u], bits << shift);
 }
 
-fn store_int_$(at: u32, x: i32) {
-    store_byte_$(at, bitcast<u32>(x) & 0xffu);
+fn store_int_{{name}}(at: u32, x: i32) {
+    store_byte_{{name}}(at, bitcast<u32>(x) & 0xffu);
 }
 
-fn put_$(i: vec4<u32>, x: f32) {
-    store_int_$(at_$(i), i32(x));
+fn put_{{name}}(i: vec4<u32>, x: f32) {
+    store_int_{{name}}(at_{{name}}(i), i32(x));
 }

@@ -1,13 +1,8 @@
 
-// Sets two bytes at an even place; others may set the other half of the word.
-fn store_half_$(at: u32, bits: u32) {
-    let shift = (at & 2u) * 8u;
-    atomicAnd(&buffer_$[at >> 2u], ~(0xffffu << shift));
-    atomicOr(&buffer_$[at >> 2u], bits << shift);
-}
+{{>types/store_half}}
 
 // Writes the block of 32 elements `d (q - 8)` at byte `at`.
-fn encode_$(at: u32, x: ptr<function, array<f32, 32>>) {
+fn encode_{{name}}(at: u32, x: ptr<function, array<f32, 32>>) {
     // The first element of largest magnitude gets code 0.
     var largest = 0.0;
     for (var i = 0u; i < 32u; i++) {
@@ -17,7 +12,7 @@ fn encode_$(at: u32, x: ptr<function, array<f32, 32>>) {
     }
     let d = largest / -8.0;
     let inverse = select(0.0, 1.0 / d, d != 0.0);
-    store_half_$(at, to_f16(d));
+    store_half_{{name}}(at, to_f16(d));
     for (var i = 0u; i < 16u; i += 2u) {
         var pair = 0u;
         for (var k = 0u; k < 2u; k++) {
@@ -25,6 +20,6 @@ fn encode_$(at: u32, x: ptr<function, array<f32, 32>>) {
             let high_code = min(u32(max((*x)[i + k + 16u] * inverse + 8.5, 0.0)), 15u);
             pair |= ((low_code & 15u) | ((high_code & 15u) << 4u)) << (8u * k);
         }
-        store_half_$(at + 2u + i, pair);
+        store_half_{{name}}(at + 2u + i, pair);
     }
 }

@@ -1,13 +1,8 @@
 
-// Sets two bytes at an even place; others may set the other half of the word.
-fn store_half_$(at: u32, bits: u32) {
-    let shift = (at & 2u) * 8u;
-    atomicAnd(&buffer_$[at >> 2u], ~(0xffffu << shift));
-    atomicOr(&buffer_$[at >> 2u], bits << shift);
-}
+{{>types/store_half}}
 
 // Writes the block of 32 elements `d (q - 16)` at byte `at`.
-fn encode_$(at: u32, x: ptr<function, array<f32, 32>>) {
+fn encode_{{name}}(at: u32, x: ptr<function, array<f32, 32>>) {
     // The first element of largest magnitude gets code 0.
     var largest = 0.0;
     for (var i = 0u; i < 32u; i++) {
@@ -17,7 +12,7 @@ fn encode_$(at: u32, x: ptr<function, array<f32, 32>>) {
     }
     let d = largest / -16.0;
     let inverse = select(0.0, 1.0 / d, d != 0.0);
-    store_half_$(at, to_f16(d));
+    store_half_{{name}}(at, to_f16(d));
     var high = 0u;
     for (var i = 0u; i < 16u; i += 2u) {
         var pair = 0u;
@@ -27,8 +22,8 @@ fn encode_$(at: u32, x: ptr<function, array<f32, 32>>) {
             pair |= ((low_code & 15u) | ((high_code & 15u) << 4u)) << (8u * k);
             high |= ((low_code >> 4u) << (i + k)) | ((high_code >> 4u) << (i + k + 16u));
         }
-        store_half_$(at + 6u + i, pair);
+        store_half_{{name}}(at + 6u + i, pair);
     }
-    store_half_$(at + 2u, high & 0xffffu);
-    store_half_$(at + 4u, high >> 16u);
+    store_half_{{name}}(at + 2u, high & 0xffffu);
+    store_half_{{name}}(at + 4u, high >> 16u);
 }

@@ -1,7 +1,7 @@
 
 // Elements `i` to `i + 3`, `i` a multiple of 4: `d (q - 1)`, five codes a byte as a fraction in base 3.
-fn load4_$(row: u32, i: u32) -> vec4<f32> {
-    let at = row + (i / 256u) * BLOCK_BYTESu;
+fn load4_{{name}}(row: u32, i: u32) -> vec4<f32> {
+    let at = row + (i / 256u) * {{block_bytes}}u;
     let j = i % 256u;
     var bytes = j % 32u;
     var digit = j / 32u;
@@ -13,18 +13,11 @@ fn load4_$(row: u32, i: u32) -> vec4<f32> {
         digit = (j - 160u) / 16u;
     }
     var power = array<u32, 5>(1u, 3u, 9u, 27u, 81u);
-    let rest = (unpack4xU8(word_$(at + bytes)) * power[digit]) & vec4<u32>(255u);
+    let rest = (unpack4xU8(word_{{name}}(at + bytes)) * power[digit]) & vec4<u32>(255u);
     let codes = vec4<f32>((rest * 3u) >> vec4<u32>(8u));
-    return (codes - 1.0) * from_f16(half_$(at + 52u));
+    return (codes - 1.0) * from_f16(half_{{name}}(at + 52u));
 }
 
-fn get_$(i: vec4<u32>) -> f32 {
-    return load4_$(row_$(i.yzw), i.x & ~3u)[i.x & 3u];
-}
+{{>types/get}}
 
-// Elements `i` to `i + 31`, `i` a multiple of 32.
-fn load32_$(row: u32, i: u32, w: ptr<function, array<vec4<f32>, 8>>) {
-    for (var k = 0u; k < 8u; k++) {
-        (*w)[k] = load4_$(row, i + 4u * k);
-    }
-}
+{{>types/load32}}

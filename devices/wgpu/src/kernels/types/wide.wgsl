@@ -1,5 +1,5 @@
 
 // Four words at once: those from word `4 i` on.
-fn wide_$(i: u32) -> vec4<u32> {
-    return buffer_$[i];
+fn wide_{{name}}(i: u32) -> vec4<u32> {
+    return {{buffer}}[i];
 }
