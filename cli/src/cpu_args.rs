@@ -228,6 +228,7 @@ impl CpuArgs {
 mod tests {
     use super::*;
     use crate::args::RegistryArgs;
+    use crate::setup::BackendSetup;
     use clap::Parser;
 
     #[derive(Parser)]
@@ -246,7 +247,8 @@ mod tests {
         let cpu = parse(line);
         let mut options = ContextOptions::default();
         cpu.apply(&mut options);
-        let registry = RegistryArgs::default().registry_on(cpu.pool().unwrap());
+        let backends = BackendSetup::new(&RegistryArgs::default());
+        let registry = backends.registry_on(cpu.pool().unwrap());
         let device = registry.device("cpu").unwrap();
         let device = format!("{device:?}");
         let count = device.split("threads: ").nth(1).unwrap();

@@ -1,134 +1,92 @@
-//! Models by name: flags, and downloads with a progress bar.
+//! Models by name: downloads with a progress bar.
 
+use crate::args::{AccessArgs, HubArgs};
 use crate::failure::{CommandError, CommandResult};
 use crate::shown::{escaped, say};
 use crate::{interrupt, progress};
-use clap::Args;
 use samite::hub::{
     Cache, DownloadProgress, Error, Hub, HubOptions, Listing, Reference, RemoteFile,
 };
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Flags for a model that is named rather than given as a file.
-#[derive(Clone, Debug, Args)]
-pub struct HubArgs {
-    /// Model on a hub instead of a file: OWNER/NAME of its repository, optionally with a
-    /// quantization type; downloaded if not present [also: -hf, -hfr]
-    #[arg(
-        long,
-        value_name = "OWNER/NAME[:TYPE]",
-        conflicts_with = "model",
-        help_heading = "Model by name"
-    )]
-    hf_repo: Option<Reference>,
+/// Returns the hub that the environment names.
+pub fn hub(access: &AccessArgs) -> Hub {
+    Hub::new(options(access))
+}
 
-    /// File of that repository, instead of a quantization type [also: -hff]
-    #[arg(
-        long,
-        value_name = "PATH",
-        requires = "hf_repo",
-        help_heading = "Model by name"
-    )]
-    hf_file: Option<String>,
+fn options(access: &AccessArgs) -> HubOptions {
+    let mut options = HubOptions::from_environment();
+    options.token = access.hf_token.clone().or(options.token);
+    options
+}
 
-    #[command(flatten)]
-    access: AccessArgs,
-
-    /// Use only models that were downloaded before
-    #[arg(long, requires = "hf_repo", help_heading = "Model by name")]
-    offline: bool,
-
-    #[arg(skip)]
+/// A model that is named rather than given as a file. It is downloaded when its file is needed.
+#[derive(Clone, Debug)]
+pub struct NamedModel {
+    reference: Reference,
+    options: HubOptions,
+    is_offline: bool,
     found: OnceLock<PathBuf>,
 }
 
-/// Flags for access to the hub.
-#[derive(Clone, Debug, Args)]
-pub struct AccessArgs {
-    /// Access token for the hub [default: HF_TOKEN, or the token stored by the hub's own program]
-    /// [also: -hft]
-    #[arg(long, value_name = "TOKEN", help_heading = "Model by name")]
-    hf_token: Option<String>,
-}
-
-impl AccessArgs {
-    /// Returns the hub that the environment names.
-    pub fn hub(&self) -> Hub {
-        Hub::new(self.options())
-    }
-
-    /// Returns the hub with a short timeout and without retries, for an optional answer.
-    fn impatient_hub(&self) -> Hub {
-        Hub::new(self.options().with_short_timeout())
-    }
-
-    fn options(&self) -> HubOptions {
-        let mut options = HubOptions::from_environment();
-        options.token = self.hf_token.clone().or(options.token);
-        options
-    }
-}
-
-impl HubArgs {
-    /// Returns whether a model is named.
-    pub fn is_named(&self) -> bool {
-        self.hf_repo.is_some()
-    }
-
-    /// Sets the name of the model.
-    pub fn set(&mut self, reference: Reference) {
-        self.hf_repo = Some(reference);
-    }
-
-    /// Removes the name of the model.
-    #[cfg(feature = "serve")]
-    pub fn forget(&mut self) {
-        self.hf_repo = None;
-        self.found = OnceLock::new();
-    }
-
-    /// Returns the model's file: `file`, or that of the named model, which is downloaded first.
-    pub fn path<'a>(&'a self, file: &'a Option<PathBuf>) -> CommandResult<Option<&'a Path>> {
-        let Some(repository) = &self.hf_repo else {
-            return Ok(file.as_deref());
+impl NamedModel {
+    /// Returns the model that flags name, if they name one.
+    pub fn new(args: &HubArgs) -> CommandResult<Option<Self>> {
+        let Some(repository) = &args.hf_repo else {
+            return Ok(None);
         };
+        let reference = match &args.hf_file {
+            Some(file) => format!("{}:{file}", repository.repository).parse()?,
+            None => repository.clone(),
+        };
+        Ok(Some(NamedModel {
+            reference,
+            options: options(&args.access),
+            is_offline: args.offline,
+            found: OnceLock::new(),
+        }))
+    }
+
+    /// Returns the model's file, which is downloaded first.
+    pub fn path(&self) -> CommandResult<&Path> {
         if let Some(path) = self.found.get() {
-            return Ok(Some(path));
+            return Ok(path);
         }
-        let mut reference = repository.clone();
-        if let Some(file) = &self.hf_file {
-            let named = format!("{}:{file}", repository.repository);
-            reference = named.parse()?;
-        }
+        let path = self.find()?;
+        Ok(self.found.get_or_init(|| path))
+    }
+
+    fn find(&self) -> CommandResult<PathBuf> {
         let cache = cache()?;
-        let path = if self.offline {
-            found(&cache, &reference)?
-        } else {
-            let cached = cache.find(&reference, "main");
-            let hub = self.access.hub();
-            let listing = {
-                let _spinner = progress::waiting("asking the hub");
-                let impatient = cached.is_some().then(|| self.access.impatient_hub());
-                list(impatient.as_ref().unwrap_or(&hub), &reference, "main")
-            };
-            match listing {
-                Ok(listing) => {
-                    let mut paths = fetch(&hub, &cache, &listing, &listing.choose(&reference)?)?;
-                    paths.swap_remove(0)
-                }
-                Err(error) if error.is_connection() => {
-                    let path = cached.ok_or(error)?;
-                    say(format_args!(
-                        "the hub cannot be reached: {} is used as it was downloaded",
-                        escaped(&reference.to_string())
-                    ));
-                    path
-                }
-                Err(error) => return Err(error.into()),
-            }
+        if self.is_offline {
+            return found(&cache, &self.reference);
+        }
+        let cached = cache.find(&self.reference, "main");
+        let hub = Hub::new(self.options.clone());
+        let listing = {
+            let _spinner = progress::waiting("asking the hub");
+            // A model that was downloaded before needs no answer.
+            let impatient = cached
+                .is_some()
+                .then(|| Hub::new(self.options.clone().with_short_timeout()));
+            list(impatient.as_ref().unwrap_or(&hub), &self.reference, "main")
         };
-        Ok(Some(self.found.get_or_init(|| path)))
+        match listing {
+            Ok(listing) => {
+                let files = listing.choose(&self.reference)?;
+                Ok(fetch(&hub, &cache, &listing, &files)?.swap_remove(0))
+            }
+            Err(error) if error.is_connection() => {
+                let path = cached.ok_or(error)?;
+                say(format_args!(
+                    "the hub cannot be reached: {} is used as it was downloaded",
+                    escaped(&self.reference.to_string())
+                ));
+                Ok(path)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

@@ -24,6 +24,7 @@ mod progress;
 mod ranks;
 mod renewal;
 mod sampling;
+mod setup;
 mod shown;
 mod spelling;
 mod trace_file;
@@ -55,15 +56,6 @@ impl Cli {
     }
 }
 
-/// Returns the arguments in samite's spelling.
-fn arguments() -> failure::CommandResult<Vec<std::ffi::OsString>> {
-    #[cfg(feature = "serve")]
-    let arguments = commands::serve::translate(std::env::args_os())?;
-    #[cfg(not(feature = "serve"))]
-    let arguments = std::env::args_os();
-    spelling::translate(arguments.into_iter())
-}
-
 /// Checks for enough memory to parse arguments and report errors.
 fn check_memory() -> failure::CommandResult {
     Ok(samite::ask_for_memory(4 << 20, "starting the program")?)
@@ -72,7 +64,7 @@ fn check_memory() -> failure::CommandResult {
 fn main() {
     samite::share_heap_if_limited();
     let result = check_memory()
-        .and_then(|()| arguments())
+        .and_then(|()| spelling::translate(std::env::args_os()))
         .and_then(|arguments| {
             let parsed = help::command()
                 .try_get_matches_from(arguments)

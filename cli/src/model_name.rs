@@ -19,10 +19,33 @@ impl ModelName {
     /// Adds the model to the flags, if there is one.
     pub fn apply(&self, model: &mut ModelArgs) -> CommandResult {
         match &self.model_name {
-            Some(name) => model.set_name(name),
+            Some(name) => set_model(model, name),
             None => Ok(()),
         }
     }
+}
+
+/// Uses the model that a positional argument names.
+///
+/// # Errors
+/// Returns an error if flags name another model.
+pub fn set_model(args: &mut ModelArgs, name: &str) -> CommandResult {
+    #[cfg(feature = "hub")]
+    let is_on_hub = args.hub.hf_repo.is_some();
+    #[cfg(not(feature = "hub"))]
+    let is_on_hub = false;
+    if args.model.is_some() || is_on_hub {
+        return Err(CommandError::usage(format_args!(
+            "'{}' names a model, and so do the flags: leave out one of them",
+            name.escape_debug()
+        )));
+    }
+    match PositionalArg::new(name) {
+        #[cfg(feature = "hub")]
+        PositionalArg::Repository(reference) => args.hub.hf_repo = Some(reference),
+        PositionalArg::File | PositionalArg::Other => args.model = Some(name.into()),
+    }
+    Ok(())
 }
 
 /// Meaning of a positional argument.

@@ -1,9 +1,9 @@
 //! Recovers from lost servers: loads the model again and recreates its context.
 
-use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
 use crate::ranks;
+use crate::setup::ModelSetup;
 use crate::shown::{one_line, say};
 use samite::CancelToken;
 use samite::llm::{Context, ContextOptions, Error, Model, Result};
@@ -16,10 +16,10 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// Maximum number of attempts to load the model from servers that are reachable.
 const MAX_LOADS: usize = 3;
 
-/// Returns the time to wait for lost servers of these flags, or `None` if none are in use.
-fn patience(model: &ModelArgs) -> Option<Duration> {
+/// Returns the time to wait for lost servers of a setup, or `None` if none are in use.
+fn patience(model: &ModelSetup) -> Option<Duration> {
     #[cfg(feature = "remote")]
-    return model.remote().wait();
+    return model.devices.backends.remote_wait();
     #[cfg(not(feature = "remote"))]
     {
         let _ = model;
@@ -27,10 +27,10 @@ fn patience(model: &ModelArgs) -> Option<Duration> {
     }
 }
 
-/// Returns a server of these flags that is unreachable, and the reason.
-fn unreachable(model: &ModelArgs) -> Option<String> {
+/// Returns a server of a setup that is unreachable, and the reason.
+fn unreachable(model: &ModelSetup) -> Option<String> {
     #[cfg(feature = "remote")]
-    return model.remote().unreachable();
+    return model.devices.backends.unreachable();
     #[cfg(not(feature = "remote"))]
     {
         let _ = model;
@@ -41,38 +41,38 @@ fn unreachable(model: &ModelArgs) -> Option<String> {
 /// Loads a model. If a server is lost meanwhile and comes back in time, loads it again.
 ///
 /// # Errors
-/// Returns the errors of [`ModelArgs::load`]. Also fails if the server does not come back, or on
+/// Returns the errors of [`ModelSetup::load`]. Also fails if the server does not come back, or on
 /// cancellation.
-pub fn load(model: &ModelArgs, cpu: &CpuArgs, cancel: &CancelToken) -> CommandResult<Arc<Model>> {
+pub fn load(model: &ModelSetup, cpu: &CpuArgs, cancel: &CancelToken) -> CommandResult<Arc<Model>> {
     patiently(model, cancel, || model.load(cpu, cancel))
 }
 
-/// Makes a context for a model that was loaded with these flags. If a server is lost meanwhile and
+/// Makes a context for a model that was loaded with this setup. If a server is lost meanwhile and
 /// comes back in time, loads the model again.
 ///
 /// # Errors
-/// Returns the errors of [`ModelArgs::context`]. Also fails if the server does not come back, or on
-/// cancellation.
+/// Returns the errors of [`ModelSetup::context`]. Also fails if the server does not come back, or
+/// on cancellation.
 pub fn context(
-    flags: &ModelArgs,
+    setup: &ModelSetup,
     cpu: &CpuArgs,
     model: Arc<Model>,
     options: ContextOptions,
 ) -> CommandResult<Context> {
     let cancel = options.cancel.clone();
     let mut loaded = Some(model);
-    patiently(flags, &cancel, || {
+    patiently(setup, &cancel, || {
         let model = match loaded.take() {
             Some(model) => model,
-            None => flags.load(cpu, &cancel)?,
+            None => setup.load(cpu, &cancel)?,
         };
-        flags.context(model, options.clone())
+        setup.context(model, options.clone())
     })
 }
 
 /// Runs an action, and repeats it each time that a server was lost and came back.
 fn patiently<T>(
-    model: &ModelArgs,
+    model: &ModelSetup,
     cancel: &CancelToken,
     mut attempt: impl FnMut() -> CommandResult<T>,
 ) -> CommandResult<T> {
@@ -105,9 +105,9 @@ fn patiently<T>(
     }
 }
 
-/// Recreates contexts with the same flags.
+/// Recreates contexts with the same setup.
 pub struct Renewal {
-    model: ModelArgs,
+    model: ModelSetup,
     cpu: CpuArgs,
     /// Options without adapters.
     options: ContextOptions,
@@ -116,11 +116,11 @@ pub struct Renewal {
 }
 
 impl Renewal {
-    /// Creates a renewal for a model with these flags. Returns `None` if the model uses no servers
+    /// Creates a renewal for a model with this setup. Returns `None` if the model uses no servers
     /// that could come back. The contexts have `n_ctx` cells, whatever the free memory at that
     /// time.
     pub fn new(
-        model: &ModelArgs,
+        model: &ModelSetup,
         cpu: &CpuArgs,
         options: ContextOptions,
         n_ctx: usize,

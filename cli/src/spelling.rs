@@ -1,81 +1,50 @@
-//! Translates llama.cpp's flags into samite's.
+//! Translates llama.cpp's flags, and llama-server's variables, into samite's.
+
+mod table;
+mod variables;
 
 use crate::failure::{CommandError, CommandResult};
 use std::ffi::{OsStr, OsString};
+use table::SPELLINGS;
 
-/// Flags of several letters after a single dash, and their names here.
-const SHORT_WORDS: &[(&str, &str)] = &[
-    ("-ngl", "--ngl"),
-    ("-ot", "--override-tensor"),
-    ("-cmoe", "--cpu-moe"),
-    ("-ncmoe", "--n-cpu-moe"),
-    ("-ts", "--tensor-split"),
-    ("-sm", "--split-mode"),
-    ("-dev", "--device"),
-    ("-ub", "--ubatch-size"),
-    ("-fit", "--fit"),
-    ("-fitt", "--fit-target"),
-    ("-nr", "--no-repack"),
-    ("-ctk", "--cache-type-k"),
-    ("-ctv", "--cache-type-v"),
-    ("-tb", "--threads-batch"),
-    ("-jf", "--json-schema-file"),
-    ("-Cr", "--cpu-range"),
-    ("-Cb", "--cpu-mask-batch"),
-    ("-Crb", "--cpu-range-batch"),
-    #[cfg(feature = "hub")]
-    ("-hf", "--hf-repo"),
-    #[cfg(feature = "hub")]
-    ("-hfr", "--hf-repo"),
-    #[cfg(feature = "hub")]
-    ("-hff", "--hf-file"),
-    #[cfg(feature = "hub")]
-    ("-hft", "--hf-token"),
-    ("-sys", "--system"),
-];
+/// Commands that a spelling applies to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Commands {
+    /// All commands.
+    All,
+    /// `samite serve`, which takes llama-server's flags.
+    Serve,
+    /// All but `samite serve`.
+    Others,
+}
 
-#[cfg(not(feature = "hub"))]
-const NO_DOWNLOADS: &str =
-    "this samite was built without downloads: get the GGUF file yourself and name it with -m";
-const ADDRESSES: &str = "models are named by their repository, with -hf: or get the GGUF file yourself and name it with -m";
-const CHAT: &str =
-    "`samite chat` holds a conversation, and `samite run --chat` answers one message";
-const NO_DRAFTS: &str =
-    "only `samite serve` has draft models, on the devices of the model: leave this out";
-const FLASH: &str = "flash attention is on unless --no-flash turns it off: leave this out";
-const SPLITS: &str = "layers are divided over devices with --place or -ts: leave this out";
+impl Commands {
+    fn include(self, is_serve: bool) -> bool {
+        match self {
+            Commands::All => true,
+            Commands::Serve => is_serve,
+            Commands::Others => !is_serve,
+        }
+    }
+}
 
-/// Unsupported flags, and the remedy. Without this table, those of several letters after one dash
-/// would be parsed as other flags.
-const UNKNOWN_WORDS: &[(&str, &str)] = &[
-    #[cfg(not(feature = "hub"))]
-    ("-hf", NO_DOWNLOADS),
-    #[cfg(not(feature = "hub"))]
-    ("-hfr", NO_DOWNLOADS),
-    #[cfg(not(feature = "hub"))]
-    ("-hff", NO_DOWNLOADS),
-    #[cfg(not(feature = "hub"))]
-    ("-hft", NO_DOWNLOADS),
-    ("-mu", ADDRESSES),
-    #[cfg(not(feature = "hub"))]
-    ("--hf-repo", NO_DOWNLOADS),
-    #[cfg(not(feature = "hub"))]
-    ("--hf-file", NO_DOWNLOADS),
-    ("--model-url", ADDRESSES),
-    ("-cnv", CHAT),
-    ("-sysf", CHAT),
-    ("-st", CHAT),
-    ("--conversation", CHAT),
-    ("-md", NO_DRAFTS),
-    ("-ngld", NO_DRAFTS),
-    ("-devd", NO_DRAFTS),
-    ("-fa", FLASH),
-    ("--flash-attn", FLASH),
-    ("-mg", SPLITS),
-];
-
-/// Flags that ask for samite's default.
-const NEEDLESS_WORDS: &[&str] = &["-no-cnv", "--no-conversation"];
+/// Meaning of a spelling.
+#[derive(Clone, Copy, Debug)]
+enum Meaning {
+    /// Another name of this flag.
+    Flag(&'static str),
+    /// Requests the default, or does not apply.
+    Ignored,
+    /// Like `Ignored`, with a value.
+    IgnoredValue,
+    /// Unsupported, with the remedy.
+    Unsupported(&'static str),
+    /// Switches flash attention on or off.
+    FlashAttention,
+    /// Use no network. Only a model that is named by its repository is ever downloaded, so samite
+    /// has the flag only with one.
+    Offline,
+}
 
 /// Flags whose value may be any text, so the next argument is not a flag.
 const TEXT_FLAGS: &[&str] = &[
@@ -92,55 +61,160 @@ const TEXT_FLAGS: &[&str] = &[
     "--chat-template",
 ];
 
-/// Translates llama.cpp's spellings in the arguments before `--`.
+/// Translates the arguments of the program, which start with its name, into samite's spelling. For
+/// `samite serve`, inserts llama-server's variables before the flags, so that flags override them.
 pub fn translate(arguments: impl Iterator<Item = OsString>) -> CommandResult<Vec<OsString>> {
-    let mut translated = Vec::new();
-    let (mut flags, mut is_value) = (true, false);
-    for argument in arguments {
-        flags &= argument != "--" || is_value;
-        let verbatim = !flags || is_value;
-        is_value = flags && !is_value && is_one_of(TEXT_FLAGS, &argument);
-        match argument.to_str().filter(|_| !verbatim) {
-            None => translated.push(argument),
-            Some(text) => translated.extend(one(text)?),
+    let mut arguments: Vec<_> = arguments.collect();
+    let Some(rest) = serve_arguments(&mut arguments) else {
+        return flags(arguments.into_iter(), false);
+    };
+    if rest.iter().any(|word| word == "--list-devices") {
+        arguments.pop();
+        arguments.push("devices".into());
+        return flags(arguments.into_iter(), false);
+    }
+    let variables = variables::flags(|name| std::env::var(name).ok());
+    let rest = variables.into_iter().chain(several_models(rest));
+    flags(arguments.into_iter().chain(rest), true)
+}
+
+/// Splits off the arguments after `serve`. Returns `None` for other commands.
+fn serve_arguments(arguments: &mut Vec<OsString>) -> Option<Vec<OsString>> {
+    let at = arguments.iter().skip(1).position(|word| word == "serve")?;
+    // The command comes first, except for logging flags.
+    let is_flag = |word: &OsString| word.to_string_lossy().starts_with('-');
+    let is_command = arguments[1..=at].iter().all(is_flag);
+    is_command.then(|| arguments.split_off(at + 2))
+}
+
+/// Turns repeated models into additional ones to serve.
+fn several_models(mut rest: Vec<OsString>) -> Vec<OsString> {
+    let mut count = 0;
+    for word in &mut rest {
+        let text = word.to_string_lossy();
+        let value = ["--model=", "-m="]
+            .iter()
+            .find_map(|flag| text.strip_prefix(flag));
+        if !["-m", "--model"].contains(&&*text) && value.is_none() {
+            continue;
+        }
+        count += 1;
+        if count > 1 {
+            *word = match value {
+                Some(value) => format!("--also-model={value}").into(),
+                None => "--also-model".into(),
+            };
         }
     }
-    Ok(translated)
+    rest
 }
 
-fn is_one_of(words: &[&str], argument: &OsStr) -> bool {
-    words.iter().any(|word| argument == *word)
+/// Translates the spellings of [`SPELLINGS`] in the arguments before `--`.
+fn flags(
+    mut arguments: impl Iterator<Item = OsString>,
+    is_serve: bool,
+) -> CommandResult<Vec<OsString>> {
+    let mut flags: Vec<OsString> = Vec::new();
+    let (mut is_offline, mut names_repository) = (false, false);
+    while let Some(argument) = arguments.next() {
+        if argument == "--" {
+            flags.push(argument);
+            flags.extend(arguments);
+            break;
+        }
+        let Some(text) = argument.to_str().map(str::to_owned) else {
+            flags.push(argument);
+            continue;
+        };
+        let (word, own_value) = match text.split_once('=') {
+            Some((word, value)) => (word, Some(value)),
+            None => (&*text, None),
+        };
+        let mut value = || match own_value {
+            Some(value) => Ok(value.into()),
+            None => arguments
+                .next()
+                .ok_or_else(|| CommandError::usage(format_args!("{word}: a value is missing"))),
+        };
+        let mut flag = word;
+        match meaning(word, is_serve) {
+            None => flags.push(argument),
+            Some(Meaning::Flag(name)) => {
+                flag = name;
+                flags.push(match own_value {
+                    Some(value) => format!("{name}={value}").into(),
+                    None => name.into(),
+                });
+            }
+            Some(Meaning::Ignored) => {}
+            Some(Meaning::IgnoredValue) => drop(value()?),
+            Some(Meaning::Unsupported(remedy)) => {
+                return Err(CommandError::usage(format_args!("{word}: {remedy}")));
+            }
+            Some(Meaning::FlashAttention) => flags.extend(flash_attention(word, &value()?)?),
+            Some(Meaning::Offline) => is_offline = true,
+        }
+        names_repository |= flag == "--hf-repo";
+        if TEXT_FLAGS.contains(&&*text) {
+            flags.extend(arguments.next());
+        }
+    }
+    if is_offline && names_repository {
+        flags.push("--offline".into());
+    }
+    Ok(flags)
 }
 
-/// Translates one argument. Returns `None` for one to drop.
-fn one(text: &str) -> CommandResult<Option<OsString>> {
-    let (word, value) = text
-        .find('=')
-        .map_or((text, ""), |equals| text.split_at(equals));
-    if let Some((_, advice)) = UNKNOWN_WORDS.iter().find(|(known, _)| *known == word) {
-        return Err(CommandError::usage(format_args!("{word}: {advice}")));
+/// Returns the meaning of a word that is not samite's own spelling.
+fn meaning(word: &str, is_serve: bool) -> Option<Meaning> {
+    let mut rows = SPELLINGS.iter();
+    let row = rows.find(|(spelling, commands, _)| *spelling == word && commands.include(is_serve));
+    row.map(|(_, _, meaning)| *meaning)
+}
+
+/// Returns the flag for a value of llama-server's `--flash-attn`, unless it is the default.
+fn flash_attention(word: &str, value: &OsStr) -> CommandResult<Option<OsString>> {
+    match value.to_string_lossy().as_ref() {
+        "off" | "0" | "false" | "disabled" => Ok(Some("--no-flash".into())),
+        "on" | "1" | "true" | "enabled" | "auto" | "-1" => Ok(None),
+        other => Err(CommandError::usage(format_args!(
+            "{word}: must be on, off or auto, and is '{other}'"
+        ))),
     }
-    if NEEDLESS_WORDS.contains(&word) {
-        return Ok(None);
-    }
-    let known = SHORT_WORDS.iter().find(|(short, _)| *short == word);
-    Ok(Some(match known {
-        Some((_, long)) => format!("{long}{value}").into(),
-        None => text.into(),
-    }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn words(line: &str) -> impl Iterator<Item = OsString> {
+        line.split(' ').map(OsString::from)
+    }
+
+    fn joined(words: Vec<OsString>) -> String {
+        let words = words.into_iter().map(|word| word.into_string().unwrap());
+        words.collect::<Vec<_>>().join(" ")
+    }
+
     fn translated(line: &str) -> String {
-        let words = translate(line.split(' ').map(OsString::from)).unwrap();
-        let words: Vec<_> = words
-            .into_iter()
-            .map(|word| word.into_string().unwrap())
-            .collect();
-        words.join(" ")
+        joined(flags(words(line), false).unwrap())
+    }
+
+    fn served(line: &str) -> String {
+        joined(flags(words(line), true).unwrap())
+    }
+
+    #[test]
+    fn no_spelling_has_two_meanings() {
+        for (i, (word, commands, _)) in SPELLINGS.iter().enumerate() {
+            assert!(word.starts_with('-'), "{word}");
+            for (other, others, _) in &SPELLINGS[..i] {
+                let both = [true, false].into_iter().any(|is_serve| {
+                    commands.include(is_serve) && others.include(is_serve) && word == other
+                });
+                assert!(!both, "{word}");
+            }
+        }
     }
 
     #[test]
@@ -168,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_flags_are_explained() {
+    fn unsupported_flags_fail_with_a_remedy() {
         for (line, part) in [
             ("run -cnv", "-cnv: `samite chat`"),
             (
@@ -176,12 +250,58 @@ mod tests {
                 "-md: only `samite serve` has draft models",
             ),
         ] {
-            match translate(line.split(' ').map(OsString::from)) {
+            match flags(words(line), false) {
                 Err(CommandError::Usage(message)) => {
                     assert!(message.starts_with(part), "{message}")
                 }
                 other => panic!("{other:?}"),
             }
         }
+    }
+
+    #[test]
+    fn serve_takes_flags_of_llama_server() {
+        assert_eq!(
+            served("-m x.gguf -np 2 -fa on --cont-batching --offline"),
+            "-m x.gguf --parallel 2"
+        );
+        assert_eq!(served("-fa off -to 30 --keep=3"), "--no-flash --keep=3");
+        assert_eq!(
+            served("--gpu-layers 9 --main-gpu 0 --repack --spec-type none -lm mmap"),
+            "--ngl 9 --load-mode mmap"
+        );
+        #[cfg(feature = "hub")]
+        assert_eq!(served("--hf-repo a/b --offline"), "--hf-repo a/b --offline");
+        assert_eq!(
+            served("-md d.gguf --draft-min 2 --draft-n 8"),
+            "--model-draft d.gguf --draft 8"
+        );
+        assert_eq!(
+            served("--chat-template -cb -cb --webui"),
+            "--chat-template -cb"
+        );
+        assert!(flags(words("-fa maybe"), true).is_err());
+        assert!(flags(words("--timeout"), true).is_err());
+    }
+
+    #[test]
+    fn repeated_models_are_also_served() {
+        let line = words("-m a.gguf -c 64 --model=b.gguf -m c.gguf").collect();
+        assert_eq!(
+            joined(several_models(line)),
+            "-m a.gguf -c 64 --also-model=b.gguf --also-model c.gguf"
+        );
+    }
+
+    #[test]
+    fn other_commands_have_no_flags_of_llama_server() {
+        let translated = |line| joined(translate(words(line)).unwrap());
+        let run = "samite run serve -np 2";
+        assert_eq!(translated(run), run);
+        assert!(translated("samite -v serve -np 2").ends_with("--parallel 2"));
+        assert_eq!(
+            translated("samite serve -m x.gguf --list-devices"),
+            "samite devices"
+        );
     }
 }

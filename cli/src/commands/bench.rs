@@ -11,6 +11,7 @@ mod work;
 
 use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
+use crate::setup::ModelSetup;
 use crate::{progress, renewal};
 pub use flags::BenchArgs;
 use limits::MachineLimits;
@@ -54,8 +55,9 @@ pub fn run(mut args: BenchArgs) -> CommandResult {
     if threads.is_empty() {
         threads.push(args.pool.processors());
     }
+    let setup = ModelSetup::new(&args.model)?;
     if let Some(bench) = &args.compare {
-        return compare::run(&args, bench, &threads, &works);
+        return compare::run(&args, &setup, bench, &threads, &works);
     }
 
     // There is no state to lose or clean up, so a signal ends the program at once.
@@ -66,7 +68,7 @@ pub fn run(mut args: BenchArgs) -> CommandResult {
     let (mut rows, mut limits, mut name) = (Vec::new(), MachineLimits::default(), String::new());
     for &threads in &threads {
         let cpu = CpuArgs::new(threads, &args.pool);
-        let model = renewal::load(&args.model, &cpu, &cancel)?;
+        let model = renewal::load(&setup, &cpu, &cancel)?;
         name = describe(&model);
         // The CPU's limits do not apply to work on another device.
         let other = other_device(&model);
@@ -80,7 +82,7 @@ pub fn run(mut args: BenchArgs) -> CommandResult {
         // A bidirectional model does not generate.
         let writes = !model.spec().is_bidirectional();
         for &work in works.iter().filter(|work| writes || work.is_prompt) {
-            let mut bench = BenchRunner::new(&model, work, &args.model, &cancel)?;
+            let mut bench = BenchRunner::new(&model, work, &setup, &cancel)?;
             let rates: CommandResult<Vec<f64>> = (0..repetitions).map(|_| bench.sample()).collect();
             let mut rates = rates?;
             rates.sort_by(f64::total_cmp);

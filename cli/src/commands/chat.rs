@@ -12,6 +12,7 @@ use crate::model_name::ModelName;
 use crate::progress;
 use crate::renewal::{self, Renewal};
 use crate::sampling::SamplingArgs;
+use crate::setup::ModelSetup;
 use crate::shown::{counted, escaped, one_line, say};
 use clap::Args;
 use input::MessageInput;
@@ -195,19 +196,20 @@ pub fn run(mut args: ChatArgs) -> CommandResult {
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(CommandError::usage)?;
     #[cfg(feature = "grammar")]
     let grammar = args.grammar.read()?;
-    let form = args.template.prepare(args.model.is_embedded())?;
+    let setup = ModelSetup::new(&args.model)?;
+    let form = args.template.prepare(setup.file.is_embedded())?;
     // Find out early if the file cannot be written.
     files::create(&args.session)?;
     let cancel = interrupt::token();
-    let mut context_options = args.model.context_options(&cancel)?;
+    let mut context_options = setup.context_options(&cancel);
     args.cpu.apply(&mut context_options);
-    let model = renewal::load(&args.model, &args.cpu, &cancel)?;
+    let model = renewal::load(&setup, &args.cpu, &cancel)?;
     let template = form.choose(&model)?;
     let sampling = args.sampling.params(sampler_params(model.metadata())?)?;
     Sampler::new(sampling.clone()).map_err(CommandError::usage)?;
     let name = escaped(model.name()).into_owned();
-    let context = renewal::context(&args.model, &args.cpu, model, context_options.clone())?;
-    let renewal = Renewal::new(&args.model, &args.cpu, context_options, context.n_ctx());
+    let context = renewal::context(&setup, &args.cpu, model, context_options.clone())?;
+    let renewal = Renewal::new(&setup, &args.cpu, context_options, context.n_ctx());
     let mut talk = Conversation::with_template(context, template).map_err(failure)?;
     talk.on_prefill(progress::prefill());
     if let Some(renewal) = renewal {
@@ -237,7 +239,7 @@ pub fn run(mut args: ChatArgs) -> CommandResult {
     };
     if is_terminal && !args.quiet {
         say(format_args!("{name}; /help lists commands"));
-        if args.model.is_embedded() {
+        if setup.file.is_embedded() {
             say(
                 "This small model only tells stories: begin one with \"Once upon a time\".\nFor a \
                  conversation, give a model with -m.",

@@ -6,6 +6,7 @@ use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
 use crate::files::TextSource;
 use crate::interrupt;
+use crate::setup::ModelSetup;
 use crate::shown::{NAME_WIDTH, counted, escaped, json_number, shortened, wrapped};
 use crate::watch::extents;
 use clap::Args;
@@ -86,16 +87,17 @@ pub fn run(args: CompareArgs) -> CommandResult {
         (None, Some(path)) => Some(TextSource::file(path)?),
         (None, None) => None,
     };
-    let mut options = args.model.context_options(&cancel)?;
+    let setup = ModelSetup::new(&args.model)?;
+    let mut options = setup.context_options(&cancel);
     args.cpu.apply(&mut options);
     options.copies = 1;
-    let [first, second] = args.model.load_pair(&args.cpu, &cancel)?;
+    let [first, second] = setup.load_pair(&args.cpu, &cancel)?;
     let most = options.n_ctx.unwrap_or(first.spec().n_ctx_train);
     let tokens = tokens(&first, source, args.file.is_some(), most)?;
     let n_batch = options.n_batch;
     options.n_ctx.get_or_insert(tokens.len());
-    let mut first = args.model.context(first, options.clone())?;
-    let mut second = args.model.context(second, options)?;
+    let mut first = setup.context(first, options.clone())?;
+    let mut second = setup.context(second, options)?;
 
     let mut report = ComparisonReport {
         limit: args.limit,

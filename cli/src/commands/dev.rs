@@ -1,6 +1,10 @@
 //! `samite dev`: commands for developers of samite and of devices.
 
-use super::{compare, sim, synth, test_ops};
+#[cfg(feature = "sim")]
+use super::sim;
+use super::{compare, synth, test_ops};
+#[cfg(not(feature = "sim"))]
+use crate::failure::CommandError;
 use crate::failure::CommandResult;
 use clap::{Args, Subcommand};
 
@@ -17,11 +21,24 @@ pub enum DevCommand {
     /// Write a model of a known shape with random weights
     Synth(synth::SynthArgs),
     /// Compare a device's operations with the reference device
-    TestOps(test_ops::TestOpsArgs),
+    TestOps(Box<test_ops::TestOpsArgs>),
     /// Run a model on two devices in lockstep and find the first operation that differs
     Compare(Box<compare::CompareArgs>),
     /// Run the scheduler and models on simulated devices with faults
+    #[cfg(feature = "sim")]
     Sim(sim::SimArgs),
+    /// Run the scheduler and models on simulated devices with faults; needs the feature `sim`
+    #[cfg(not(feature = "sim"))]
+    Sim(LeftOutArgs),
+}
+
+/// Arguments of a command that this build leaves out. It accepts any, to report the missing feature
+/// instead of an unknown flag.
+#[cfg(not(feature = "sim"))]
+#[derive(Debug, Args)]
+pub struct LeftOutArgs {
+    #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    _arguments: Vec<std::ffi::OsString>,
 }
 
 impl DevCommand {
@@ -29,9 +46,14 @@ impl DevCommand {
     pub fn run(self) -> CommandResult {
         match self {
             DevCommand::Synth(args) => synth::run(args),
-            DevCommand::TestOps(args) => test_ops::run(args),
+            DevCommand::TestOps(args) => test_ops::run(*args),
             DevCommand::Compare(args) => compare::run(*args),
+            #[cfg(feature = "sim")]
             DevCommand::Sim(args) => sim::run(args),
+            #[cfg(not(feature = "sim"))]
+            DevCommand::Sim(_) => Err(CommandError::usage(
+                "dev sim: this samite was built without the simulator: build it with --features sim",
+            )),
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::args::RegistryArgs;
 use crate::failure::CommandResult;
 use crate::log;
+use crate::setup::BackendSetup;
 use clap::Args;
 use samite::sched::explain::human_bytes;
 use samite::{Device, Rejected};
@@ -29,7 +30,7 @@ pub struct DevicesArgs {
 }
 
 pub fn run(args: DevicesArgs) -> CommandResult {
-    let registry = args.backends.registry(None);
+    let registry = BackendSetup::new(&args.backends).registry();
     let automatic: Vec<_> = registry
         .automatic()
         .iter()

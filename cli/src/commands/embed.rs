@@ -4,6 +4,7 @@ use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
 use crate::files::TextSource;
+use crate::setup::ModelSetup;
 use crate::{interrupt, progress, renewal};
 use clap::{Args, ValueEnum};
 use samite::llm::arch::spec::Pooling;
@@ -141,9 +142,10 @@ fn separator(text: &str) -> Result<String, String> {
 pub fn run(args: EmbedArgs) -> CommandResult {
     let texts = texts(&args)?;
     let cancel = interrupt::token();
-    let mut options = args.model.context_options(&cancel)?;
+    let setup = ModelSetup::new(&args.model)?;
+    let mut options = setup.context_options(&cancel);
     args.cpu.apply(&mut options);
-    let model = renewal::load(&args.model, &args.cpu, &cancel)?;
+    let model = renewal::load(&setup, &args.cpu, &cancel)?;
     let spec = model.spec();
     let pooling = match args.pooling {
         Some(pooling) => pooling.pooling(),
@@ -164,7 +166,7 @@ pub fn run(args: EmbedArgs) -> CommandResult {
     };
     let texts = tokens(&model, pooling, &args.cls_separator, &texts)?;
     let lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
-    if let (Some(most), Some(&longest)) = (args.model.ctx_size(), lengths.iter().max())
+    if let (Some(most), Some(&longest)) = (setup.context.n_ctx, lengths.iter().max())
         && longest > most
     {
         return Err(CommandError::error(format_args!(
@@ -172,7 +174,7 @@ pub fn run(args: EmbedArgs) -> CommandResult {
         )));
     }
     fit_to(&mut options, spec, pooling, &lengths);
-    let mut context = renewal::context(&args.model, &args.cpu, model, options)?;
+    let mut context = renewal::context(&setup, &args.cpu, model, options)?;
     let normalization = match (args.embd_normalize, pooling) {
         (Some(normalization), _) => normalization,
         (None, Pooling::Rank) => Normalization::None,

@@ -6,6 +6,7 @@ use crate::chunks::{ChunkRange, DEFAULT_CHUNK};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
 use crate::files::{self, TextSource};
+use crate::setup::ModelSetup;
 use crate::shown::{counted, escaped, say};
 use crate::{interrupt, progress, renewal};
 use clap::Args;
@@ -63,7 +64,8 @@ pub struct ImatrixArgs {
 
 pub fn run(args: ImatrixArgs) -> CommandResult {
     let source = args.file.as_deref().map(TextSource::file).transpose()?;
-    let model_file = args.model.file()?;
+    let setup = ModelSetup::new(&args.model)?;
+    let model_file = setup.path()?;
     let inputs = args.in_file.iter().map(PathBuf::as_path);
     for input in inputs.chain(args.file.as_deref()).chain(model_file) {
         files::refuse_same(input, &args.output)?;
@@ -80,9 +82,9 @@ pub fn run(args: ImatrixArgs) -> CommandResult {
         matrix.write(&args.output)?;
         return report(&args, &matrix, None);
     };
-    let mut options = args.model.context_options(&cancel)?;
+    let mut options = setup.context_options(&cancel);
     args.cpu.apply(&mut options);
-    let model = renewal::load(&args.model, &args.cpu, &cancel)?;
+    let model = renewal::load(&setup, &args.cpu, &cancel)?;
     if model.spec().is_bidirectional() {
         return Err(CommandError::error(
             "this model's tokens look at later ones: what it reads is not measured in this way; llama.cpp's llama-imatrix can, and 'samite quantize' takes its files",
@@ -112,7 +114,7 @@ pub fn run(args: ImatrixArgs) -> CommandResult {
 
     options.n_ctx = Some(chunk);
     options.n_logits = Some(options.n_ubatch);
-    let mut context = renewal::context(&args.model, &args.cpu, model, options)?;
+    let mut context = renewal::context(&setup, &args.cpu, model, options)?;
     let bar = progress::count("reading", "chunks");
     bar.set_length((tokens.len() / chunk) as u64);
     let mut unsaved = 0;

@@ -5,6 +5,7 @@ use crate::args::ModelArgs;
 use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
 use crate::files::{self, TextSource};
+use crate::setup::ModelSetup;
 use crate::watch::npy;
 use crate::{interrupt, progress, renewal};
 use clap::Args;
@@ -76,9 +77,10 @@ pub fn run(args: LogitsArgs) -> CommandResult {
     // Find out before the work if the file cannot be written.
     let file = files::create(&args.output)?;
     let cancel = interrupt::token();
-    let mut options = args.model.context_options(&cancel)?;
+    let setup = ModelSetup::new(&args.model)?;
+    let mut options = setup.context_options(&cancel);
     args.cpu.apply(&mut options);
-    let model = renewal::load(&args.model, &args.cpu, &cancel)?;
+    let model = renewal::load(&setup, &args.cpu, &cancel)?;
     let n_ctx_train = model.spec().n_ctx_train;
     let most = options.n_ctx.unwrap_or(n_ctx_train);
     let tokens = match (args.ids, source) {
@@ -117,7 +119,7 @@ pub fn run(args: LogitsArgs) -> CommandResult {
         }
         false => n_vocab,
     };
-    let mut context = renewal::context(&args.model, &args.cpu, model, options)?;
+    let mut context = renewal::context(&setup, &args.cpu, model, options)?;
     let top = match (args.top, &file) {
         (Some(top), _) => top.min(n_vocab),
         (None, Some(_)) => 0,

@@ -2,6 +2,7 @@
 
 use crate::args::{AdapterArgs, ThreadArgs};
 use crate::failure::{CommandError, CommandResult};
+use crate::setup::scaled_files;
 use crate::{files, interrupt, progress};
 use clap::Args;
 use samite::DType;
@@ -38,7 +39,7 @@ pub fn run(args: MergeLoraArgs) -> CommandResult {
         })
     };
     let dtype = args.dtype.as_ref().map(named).transpose()?;
-    let adapters = args.adapters.files();
+    let adapters = scaled_files(&args.adapters);
     if adapters.is_empty() {
         return Err(CommandError::usage(
             "there is no adapter to merge: name one with --lora or --lora-scaled",
@@ -49,7 +50,7 @@ pub fn run(args: MergeLoraArgs) -> CommandResult {
     files::refuse_same(&args.input, &args.output)?;
     let bar = progress::bytes("merging");
     let bytes = source.tensors().total_bytes();
-    let threads = args.threads.count();
+    let threads = args.threads.threads;
     let options = MergeOptions {
         adapters: &adapters,
         dtype,

@@ -25,7 +25,8 @@ mod remote_server;
 mod rpc_server;
 mod run;
 #[cfg(feature = "serve")]
-pub mod serve;
+mod serve;
+#[cfg(feature = "sim")]
 mod sim;
 mod synth;
 mod test_ops;

@@ -6,6 +6,7 @@ use crate::chunks::{ChunkRange, DEFAULT_CHUNK};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
 use crate::files::{self, TextSource};
+use crate::setup::ModelSetup;
 use crate::shown::{counted, escaped, json_number, say};
 use crate::{interrupt, progress, renewal};
 use clap::Args;
@@ -83,16 +84,17 @@ pub fn run(args: PerplexityArgs) -> CommandResult {
 /// Measures the perplexity of a text, and writes log-probabilities if `output` is set.
 fn predict(args: &PerplexityArgs, file: &Path, output: Option<&Path>) -> CommandResult {
     let source = TextSource::file(file)?;
+    let setup = ModelSetup::new(&args.model)?;
     if let Some(output) = output {
-        for input in [Some(file), args.model.file()?].into_iter().flatten() {
+        for input in [Some(file), setup.path()?].into_iter().flatten() {
             files::refuse_same(input, output)?;
         }
     }
     let mut base = files::create(&output)?;
     let cancel = interrupt::token();
-    let mut options = args.model.context_options(&cancel)?;
+    let mut options = setup.context_options(&cancel);
     args.cpu.apply(&mut options);
-    let model = renewal::load(&args.model, &args.cpu, &cancel)?;
+    let model = renewal::load(&setup, &args.cpu, &cancel)?;
     let n_ctx_train = model.spec().n_ctx_train;
     let chunk = options.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CHUNK));
     if chunk < MIN_CHUNK {
@@ -109,7 +111,7 @@ fn predict(args: &PerplexityArgs, file: &Path, output: Option<&Path>) -> Command
     let tokens = part.tokens(source, model.tokenizer()?)?;
     options.n_ctx = Some(chunk);
     options.n_logits = Some(options.n_ubatch);
-    let mut context = renewal::context(&args.model, &args.cpu, model, options)?;
+    let mut context = renewal::context(&setup, &args.cpu, model, options)?;
     let bar = progress::count("predicting", "chunks");
     bar.set_length((tokens.len() / chunk) as u64);
     let on_chunk = |so_far: &Perplexity| {
@@ -155,7 +157,8 @@ fn compare(args: &PerplexityArgs, path: &Path) -> CommandResult {
     let base = base.map_err(|error| in_file(error, Some(path)))?;
     let chunk = base.n_ctx();
     let cancel = interrupt::token();
-    let mut options = args.model.context_options(&cancel)?;
+    let setup = ModelSetup::new(&args.model)?;
+    let mut options = setup.context_options(&cancel);
     args.cpu.apply(&mut options);
     if let Some(n_ctx) = options.n_ctx.filter(|&n_ctx| n_ctx < chunk) {
         return Err(CommandError::usage(format_args!(
@@ -163,13 +166,13 @@ fn compare(args: &PerplexityArgs, path: &Path) -> CommandResult {
             path.display()
         )));
     }
-    let model = renewal::load(&args.model, &args.cpu, &cancel)?;
+    let model = renewal::load(&setup, &args.cpu, &cancel)?;
     let n_vocab = model.spec().n_vocab;
     base.check_vocab(n_vocab)
         .map_err(|error| in_file(error, Some(path)))?;
     options.n_ctx = Some(chunk);
     options.n_logits = Some(options.n_ubatch);
-    let context = renewal::context(&args.model, &args.cpu, model, options);
+    let context = renewal::context(&setup, &args.cpu, model, options);
     let mut context = context.map_err(|failure| match failure {
         CommandError::Error(message) => CommandError::error(format_args!(
             "{}: n_ctx is {chunk}, which makes a context that is refused: {message}",

@@ -3,10 +3,11 @@
 
 mod simulate;
 
-use crate::args::{ModelArgs, divided, predicted, token_count};
+use crate::args::{ModelArgs, token_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
 use crate::model_name::ModelName;
+use crate::setup::{ModelSetup, divided, predicted};
 use crate::shown::escaped_lines;
 use crate::{files, interrupt};
 use clap::Args;
@@ -63,20 +64,21 @@ pub struct PlanArgs {
 pub fn run(mut args: PlanArgs) -> CommandResult {
     args.name.apply(&mut args.model)?;
     let cancel = interrupt::token();
+    let setup = ModelSetup::new(&args.model)?;
     if let Some(file) = &args.simulate {
-        return simulate::run(&args, file, &cancel);
+        return simulate::run(&args, &setup, file, &cancel);
     }
     let tokens = args.tokens as usize;
-    if tokens > args.model.ubatch_size {
+    if tokens > setup.context.n_ubatch {
         return Err(CommandError::usage(format_args!(
             "--tokens {tokens} is more than --ubatch-size {}",
-            args.model.ubatch_size
+            setup.context.n_ubatch
         )));
     }
-    let options = args.model.context_options(&cancel)?;
+    let options = setup.context_options(&cancel);
     let picture = files::create(&args.svg)?;
-    let model = args.model.load_header(&args.cpu, &cancel)?;
-    let context = args.model.context_plan(model, options)?;
+    let model = setup.load_header(&args.cpu, &cancel)?;
+    let context = setup.context_plan(model, options)?;
     let plan = context.plan(tokens)?;
     // The scheduler logs only plans that are used.
     tracing::debug!(target: "samite_sched", "the plan:\n{}", plan.nodes());
@@ -86,7 +88,7 @@ pub fn run(mut args: PlanArgs) -> CommandResult {
     let mut out = std::io::stdout().lock();
     let memory = context.memory()?;
     let shortages = context.shortages()?;
-    let cpu_added = args.model.adds_cpu(plan.devices());
+    let cpu_added = setup.devices.adds_cpu(plan.devices());
     let explanation = divided(&plan)
         .map(|(device, nodes)| device.explain(plan.graph(), &nodes))
         .transpose()?;

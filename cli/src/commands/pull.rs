@@ -1,7 +1,8 @@
 //! `samite pull`: downloads a model by its name.
 
+use crate::args::AccessArgs;
 use crate::failure::CommandResult;
-use crate::hub::{self, AccessArgs};
+use crate::hub;
 use crate::shown::escaped;
 use clap::Args;
 use samite::hub::Reference;
@@ -40,7 +41,7 @@ pub struct PullArgs {
 }
 
 pub fn run(args: PullArgs) -> CommandResult {
-    let hub = args.access.hub();
+    let hub = hub::hub(&args.access);
     let listing = hub::list(&hub, &args.model, &args.revision)?;
     let mut out = std::io::stdout().lock();
     if args.list {

@@ -158,7 +158,7 @@ pub fn run(args: QuantizeArgs) -> CommandResult {
     }
     let bar = progress::bytes("quantizing");
     let bytes = source.tensors().total_bytes();
-    let threads = args.threads.count();
+    let threads = args.threads.threads;
     let threads = threads.unwrap_or_else(samite::registry::allowed_threads);
     let options = QuantizeOptions {
         mixture,

@@ -1,9 +1,10 @@
 //! `samite remote-server`: shares devices with samite on other machines.
 
 use super::rpc_server::{clients, mebibytes, place};
-use crate::args::{DeviceArgs, Lent, ThreadArgs};
+use crate::args::{DeviceArgs, ThreadArgs};
 use crate::cpu_args::PoolArgs;
 use crate::failure::{CommandError, CommandResult};
+use crate::setup::{DeviceSetup, Lent};
 use clap::Args;
 use samite::cache_folder;
 use samite::registry::{KEY_FILE, RemoteServer, RemoteServerOptions, TOKEN_FILE, settings_folder};
@@ -71,9 +72,9 @@ pub struct RemoteServerArgs {
 }
 
 pub fn run(args: RemoteServerArgs) -> CommandResult {
-    let pool = args.pool.pool(args.threads.count())?;
+    let pool = args.pool.pool(args.threads.threads)?;
     // Clients query what a device supports, and use their own CPU for the rest.
-    let Lent { devices, .. } = args.devices.lent(pool)?;
+    let Lent { devices, .. } = DeviceSetup::new(&args.devices).lent(pool)?;
     let of_settings = |named: &Option<PathBuf>, name: &str, flag: &str| {
         let file = named
             .clone()

@@ -1,8 +1,9 @@
 //! `samite rpc-server`: shares devices with programs on other machines.
 
-use crate::args::{DeviceArgs, Lent, ThreadArgs, number};
+use crate::args::{DeviceArgs, ThreadArgs, number};
 use crate::cpu_args::PoolArgs;
 use crate::failure::{CommandError, CommandResult};
+use crate::setup::{DeviceSetup, Lent};
 use crate::shown::say;
 use clap::Args;
 use samite::registry::{Server, ServerOptions};
@@ -77,8 +78,8 @@ pub(super) fn is_loopback(host: &str) -> bool {
 }
 
 pub fn run(args: RpcServerArgs) -> CommandResult {
-    let pool = args.pool.pool(args.threads.count())?;
-    let Lent { devices, fallbacks } = args.devices.lent(pool)?;
+    let pool = args.pool.pool(args.threads.threads)?;
+    let Lent { devices, fallbacks } = DeviceSetup::new(&args.devices).lent(pool)?;
     let options = ServerOptions {
         memory: args.memory,
         memory_per_client: args.memory_per_client,

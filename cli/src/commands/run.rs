@@ -1,13 +1,14 @@
 //! `samite run`: continues a text with a language model.
 
 use super::chat::TemplateArgs;
-use crate::args::{ModelArgs, number_or_all, token_count};
+use crate::args::{ModelArgs, SplitMode, number_or_all, token_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
 use crate::files::TextSource;
-use crate::model_name::model_and_text;
+use crate::model_name::{model_and_text, set_model};
 use crate::renewal::{self, Renewal};
 use crate::sampling::SamplingArgs;
+use crate::setup::ModelSetup;
 use crate::shown::{counted, on_terminal, say};
 use crate::trace_file::TraceFile;
 use crate::watch::{Trouble, WatchArgs};
@@ -143,7 +144,7 @@ impl RunArgs {
     fn settle_names(&mut self) -> CommandResult {
         let (model, text) = model_and_text(self.first.take(), self.text.take())?;
         if let Some(model) = model {
-            self.model.set_name(&model)?;
+            set_model(&mut self.model, &model)?;
         }
         if text.is_some() && (self.prompt.is_some() || self.file.is_some()) {
             return Err(CommandError::usage(
@@ -188,24 +189,25 @@ impl RunArgs {
         self.check_ranks()?;
         let trace_file = files::create(&self.trace)?;
         let watching = self.watch.prepare()?;
-        let form = self.template.prepare(self.model.is_embedded())?;
+        let setup = ModelSetup::new(&self.model)?;
+        let form = self.template.prepare(setup.file.is_embedded())?;
         // Find out early if the file cannot be written.
         files::create(&self.session)?;
         let source = self.source()?;
         let cancel = interrupt::token();
-        let mut context_options = self.model.context_options(&cancel)?;
+        let mut context_options = setup.context_options(&cancel);
         self.cpu.apply(&mut context_options);
-        let model = renewal::load(&self.model, &self.cpu, &cancel);
+        let model = renewal::load(&setup, &self.cpu, &cancel);
         // Some processes load faster than others.
         let model = ranks::together(ranks::LOADING, model)?;
         let params = self.sampling.params(sampler_params(model.metadata())?)?;
         let mut seed = params.seed;
         let sampler = Sampler::new(params).map_err(CommandError::usage)?;
         let (options, shared) = (context_options.clone(), Arc::clone(&model));
-        let context = renewal::context(&self.model, &self.cpu, shared, options)?;
+        let context = renewal::context(&setup, &self.cpu, shared, options)?;
         // The context size now limits how much of an endless text to read.
         let n_ctx = context.n_ctx();
-        let renewal = Renewal::new(&self.model, &self.cpu, context_options, n_ctx);
+        let renewal = Renewal::new(&setup, &self.cpu, context_options, n_ctx);
         let mut session = Session::new(context)?;
         session.on_prefill(progress::prefill());
         let mut prompt = String::new();
@@ -317,7 +319,11 @@ fn shown(text: &str, is_terminal: bool) -> Cow<'_, str> {
 
 pub fn run(mut args: RunArgs) -> CommandResult {
     args.settle_names()?;
-    args.model.ranks()?;
+    // Other processes that share the model connect before anything else.
+    let placement = &args.model.placement;
+    placement
+        .ranks
+        .start(placement.split_mode == SplitMode::Tensor)?;
     let Ready {
         model,
         mut session,

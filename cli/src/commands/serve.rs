@@ -1,11 +1,8 @@
 //! `samite serve`: serves models over HTTP.
 
-mod aliases;
 #[cfg(feature = "kv-events")]
 mod fleet;
 mod source;
-
-pub use aliases::translate;
 
 use source::ModelSource;
 
@@ -18,6 +15,7 @@ use crate::failure::{CommandError, CommandResult};
 use crate::files;
 use crate::model_name::ModelName;
 use crate::sampling::SamplingArgs;
+use crate::setup::ModelSetup;
 use crate::shown::{escaped, say};
 use crate::{interrupt, log};
 use clap::{ArgAction, Args};
@@ -445,16 +443,17 @@ fn batch(text: &str) -> Result<usize, String> {
 
 pub fn run(mut args: ServeArgs) -> CommandResult {
     args.name.apply(&mut args.model)?;
+    let mut setup = ModelSetup::new(&args.model)?;
     if args.requests.model_draft.is_some() || args.requests.embeddings {
-        args.model.share_memory();
+        setup.shares_memory = true;
     }
     let stop = interrupt::token();
-    let options = args.options()?;
+    let options = args.options(setup.file.is_embedded())?;
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(CommandError::usage)?;
     let files = args.models.files()?;
     let args = Arc::new(args);
     let hub = if files.is_empty() {
-        let source = ModelSource::new(&args, args.model.clone(), options);
+        let source = ModelSource::new(&args, setup, options);
         source.check_address_space()?;
         let loaded = source.loaded(&stop)?;
         let mut options = loaded.app.options().clone();
@@ -465,7 +464,7 @@ pub fn run(mut args: ServeArgs) -> CommandResult {
         hub.put_first(loaded);
         hub
     } else {
-        several(&args, &options, files)?
+        several(&args, &setup, &options, files)?
     };
     if let Some(host) = args.http.open_host() {
         say(format_args!(
@@ -508,6 +507,7 @@ pub fn run(mut args: ServeArgs) -> CommandResult {
 /// folder are checked when they are requested.
 fn several(
     args: &Arc<ServeArgs>,
+    setup: &ModelSetup,
     options: &ServeOptions,
     files: Vec<PathBuf>,
 ) -> CommandResult<Hub> {
@@ -519,18 +519,17 @@ fn several(
     #[cfg(feature = "kv-events")]
     args.fleet.check_several()?;
     let mut models = Vec::new();
-    let is_named = !args.model.is_embedded();
-    if is_named && let Some(path) = args.model.file()? {
-        let model = args.model.with_file(path.to_owned());
+    if let Some(path) = setup.path()? {
+        let model = setup.with_file(path.to_owned());
         let source = ModelSource::new(args, model, options.clone());
         models.push(source.served_file(path));
     }
     let named = models.len() + args.models.also_model.len();
     for path in files {
-        let model = args.model.with_file(path.clone());
+        let model = setup.with_file(path.clone());
         models.push(ModelSource::new(args, model, options.clone()).served_file(&path));
     }
-    let first = args.model.with_file(models[0].path.clone());
+    let first = setup.with_file(models[0].path.clone());
     let free = first.free_memory(&args.cpu)?;
     let options = ServeOptions {
         request_memory: args.request_memory(free),
@@ -554,7 +553,7 @@ fn several(
 
 impl ServeArgs {
     /// Returns the options that do not depend on a loaded model.
-    fn options(&self) -> CommandResult<ServeOptions> {
+    fn options(&self, is_embedded: bool) -> CommandResult<ServeOptions> {
         let http = &self.http;
         let api_keys = keys("api", http.api_key.as_deref(), http.api_key_file.as_deref())?;
         let admin_keys = keys(
@@ -579,7 +578,7 @@ impl ServeArgs {
             Some(path) => Some(files::read_flag(path, "--chat-template-file")?),
             None => self.talk.chat_template.clone(),
         };
-        let stories = self.model.is_embedded().then(|| STORIES.to_owned());
+        let stories = is_embedded.then(|| STORIES.to_owned());
         let kwargs = match &self.talk.chat_template_kwargs {
             None => serde_json::Map::new(),
             Some(text) => serde_json::from_str(text).map_err(|error| {
@@ -621,7 +620,7 @@ impl ServeArgs {
             metrics_names: self.http.metrics_names.clone(),
             props: self.http.props,
             page: !self.http.no_ui,
-            is_embedded: self.model.is_embedded(),
+            is_embedded,
             slot_save_path: self.http.slot_save_path.clone(),
             max_tokens: self.requests.n_predict.filter(|&count| count != usize::MAX),
             shift: self
@@ -668,10 +667,10 @@ impl ServeArgs {
 
     /// Returns the options of contexts. Signals do not interrupt them, because requests in flight
     /// are finished.
-    fn context_options(&self, flags: &ModelArgs) -> CommandResult<ContextOptions> {
-        let mut options = flags.context_options(&CancelToken::new())?;
+    fn context_options(&self, setup: &ModelSetup) -> ContextOptions {
+        let mut options = setup.context_options(&CancelToken::new());
         self.cpu.apply(&mut options);
-        Ok(options)
+        options
     }
 
     fn engine_options(&self) -> EngineOptions {
@@ -692,22 +691,18 @@ impl ServeArgs {
     }
 
     /// Returns the options of the context of an engine.
-    fn writing_context(
-        &self,
-        flags: &ModelArgs,
-        engine: &EngineOptions,
-    ) -> CommandResult<ContextOptions> {
-        let mut context = self.context_options(flags)?;
+    fn writing_context(&self, setup: &ModelSetup, engine: &EngineOptions) -> ContextOptions {
+        let mut context = self.context_options(setup);
         context.n_batch = engine.budget;
         context.n_seq = engine.n_seq();
         context.n_logits = Some((engine.slots * (1 + engine.draft)).clamp(16, 256));
-        Ok(context)
+        context
     }
 
     /// Starts the engine on a separate thread.
     fn engine(
         &self,
-        flags: &ModelArgs,
+        setup: &ModelSetup,
         model: &Arc<Model>,
         options: &mut ServeOptions,
         disk_name: Option<&str>,
@@ -717,8 +712,8 @@ impl ServeArgs {
         let slots = engine.slots;
         let is_unified =
             requests.kv_unified || requests.parallel.is_none() && !requests.no_kv_unified;
-        let context = self.writing_context(flags, &engine)?;
-        let context = flags.context(Arc::clone(model), context)?;
+        let context = self.writing_context(setup, &engine);
+        let context = setup.context(Arc::clone(model), context)?;
         let again = context.options().clone();
         let cells = context.n_ctx();
         if !is_unified {
@@ -733,7 +728,7 @@ impl ServeArgs {
             }
         }
         let adapters = &context.options().adapters;
-        let (named, control) = adapters.split_at(flags.n_loras().min(adapters.len()));
+        let (named, control) = adapters.split_at(setup.adapters.n_loras().min(adapters.len()));
         let named = named
             .iter()
             .map(|scaled| (Arc::clone(&scaled.adapter), scaled.share));
@@ -748,7 +743,7 @@ impl ServeArgs {
         let draft = match &requests.model_draft {
             None => None,
             Some(path) => {
-                let draft = flags.load_beside(path, model, &again.cancel);
+                let draft = setup.load_beside(path, model, &again.cancel);
                 let draft = draft.map_err(draft_failure)?;
                 Some((draft, draft_context(&again, cells, &engine_options)))
             }
@@ -793,11 +788,7 @@ impl ServeArgs {
     }
 
     /// Returns the pooling of embeddings, and the options of the context that computes them.
-    fn embedding_context(
-        &self,
-        flags: &ModelArgs,
-        spec: &Spec,
-    ) -> CommandResult<(Pooling, ContextOptions)> {
+    fn embedding_context(&self, setup: &ModelSetup, spec: &Spec) -> (Pooling, ContextOptions) {
         const LONGEST: usize = 8192;
         let pooling = match (self.requests.reranking, self.requests.pooling) {
             (true, _) => Pooling::Rank,
@@ -808,18 +799,18 @@ impl ServeArgs {
                 None => Pooling::None,
             }),
         };
-        let mut options = self.context_options(flags)?;
+        let mut options = self.context_options(setup);
         let longest = options.n_ctx.unwrap_or(spec.n_ctx_train.min(LONGEST));
         let mut lengths = vec![1; 16];
         lengths[0] = longest;
         fit_to(&mut options, spec, pooling, &lengths);
-        Ok((pooling, options))
+        (pooling, options)
     }
 
     /// Creates the embedder.
-    fn embedder(&self, flags: &ModelArgs, model: &Arc<Model>) -> CommandResult<Embedder> {
-        let (pooling, options) = self.embedding_context(flags, model.spec())?;
-        let context = flags.context(Arc::clone(model), options)?;
+    fn embedder(&self, setup: &ModelSetup, model: &Arc<Model>) -> CommandResult<Embedder> {
+        let (pooling, options) = self.embedding_context(setup, model.spec());
+        let context = setup.context(Arc::clone(model), options)?;
         let normalization = match (self.requests.embd_normalize, pooling) {
             (Some(number), _) => Normalization::from_number(number).ok_or_else(|| {
                 CommandError::usage("--embd-normalize: must be a whole number of at least -1")

@@ -5,6 +5,7 @@ use crate::cpu_args::PoolArgs;
 use crate::failure::{CommandError, CommandResult};
 use crate::log;
 use crate::progress;
+use crate::setup::DeviceSetup;
 use crate::shown::counted;
 use clap::Args;
 use samite::Device;
@@ -62,9 +63,8 @@ pub struct TestOpsArgs {
 const CASES: usize = 24 << 20;
 
 pub fn run(args: TestOpsArgs) -> CommandResult {
-    let devices = args
-        .devices
-        .devices(args.pool.pool(args.threads.count())?)?;
+    let pool = args.pool.pool(args.threads.threads)?;
+    let devices = DeviceSetup::new(&args.devices).devices(pool)?;
     if args.perf {
         return perf::run(&devices, &args);
     }

@@ -1,11 +1,11 @@
 //! `samite tokenize`: turns text into tokens.
 
-use crate::args::EMBEDDED;
 use crate::failure::{CommandError, CommandResult};
 use crate::files::TextSource;
+use crate::setup::ModelFile;
 use crate::shown::counted;
 use clap::Args;
-use samite::gguf::{GgufFile, LoadMode};
+use samite::gguf::LoadMode;
 use samite::text::Tokenizer;
 use serde_json::json;
 use std::io::{BufWriter, StdoutLock, Write};
@@ -23,7 +23,7 @@ pub struct TokenizeArgs {
     model: Option<PathBuf>,
     #[cfg(feature = "hub")]
     #[command(flatten)]
-    hub: crate::hub::HubArgs,
+    hub: crate::args::HubArgs,
     /// Text to tokenize [default: standard input]
     #[arg(
         short,
@@ -57,14 +57,10 @@ pub struct TokenizeArgs {
 }
 
 pub fn run(args: TokenizeArgs) -> CommandResult {
+    let file = ModelFile::new(args.model);
     #[cfg(feature = "hub")]
-    let path = args.hub.path(&args.model)?;
-    #[cfg(not(feature = "hub"))]
-    let path = args.model.as_deref();
-    let file = match path {
-        Some(path) => GgufFile::open(path, LoadMode::Read)?,
-        None => GgufFile::from_static(EMBEDDED, samite_stories::MODEL)?,
-    };
+    let file = file.or_named(&args.hub)?;
+    let file = file.open(LoadMode::Read)?;
     let vocabulary = samite::llm::vocab_data(file.metadata())?.ok_or_else(|| {
         CommandError::error(format_args!("{}: has no vocabulary", file.path().display()))
     })?;

@@ -4,6 +4,7 @@ use crate::args::{DeviceArgs, ThreadArgs};
 use crate::cpu_args::PoolArgs;
 use crate::failure::{CommandError, CommandResult};
 use crate::files::TextSource;
+use crate::setup::DeviceSetup;
 use crate::shown::{counted, escaped, say};
 use crate::{files, interrupt, progress};
 use clap::Args;
@@ -248,9 +249,8 @@ pub fn run(args: TrainArgs) -> CommandResult {
     let _lock = folder.lock()?;
     folder.remove_leftovers();
     let cancel = interrupt::token();
-    let devices = args
-        .devices
-        .devices(args.pool.pool(args.threads.count())?)?;
+    let pool = args.pool.pool(args.threads.threads)?;
+    let devices = DeviceSetup::new(&args.devices).devices(pool)?;
     let mut run = TrainingRun::new(config, folder, devices, args.sample, dtype, &cancel)?;
     if known {
         Checkpoint::load(run.folder.checkpoint(), &mut run.trainer, run.fingerprint)?;

@@ -126,3 +126,27 @@ fn a_draft_model_keeps_the_text_and_its_memory_is_planned() {
         "{drafting} MiB, and {plain} MiB without"
     );
 }
+
+#[cfg(not(feature = "kv-events"))]
+#[test]
+fn kv_events_need_their_feature() {
+    for flag in ["--kv-events=tcp://*:5557", "--kv-events-block"] {
+        samite(["serve", flag]).fails(2, &["--kv-events", "--features kv-events"]);
+    }
+}
+
+#[cfg(feature = "kv-events")]
+#[test]
+fn kv_events_are_of_one_model() {
+    let (_folder, model) = tiny();
+    let file = model.to_str().unwrap();
+    let several = ["serve", "--port", "0", "-m", file, "-m", file];
+    samite(
+        several
+            .into_iter()
+            .chain(["--kv-events", "tcp://127.0.0.1:0"]),
+    )
+    .fails(2, &["--kv-events: routers expect one model"]);
+    samite(["serve", "--port", "0", "-m", file, "--kv-events", "nowhere"])
+        .fails(2, &["--kv-events: "]);
+}

@@ -52,6 +52,9 @@ fn commands_for_developers_keep_their_old_names() {
         let listed = format!("\n  {name} ");
         assert!(developers.contains(&listed), "{developers}");
         assert!(!all.contains(&listed), "{all}");
+        if name == "sim" && cfg!(not(feature = "sim")) {
+            continue;
+        }
         let help = samite(["dev", name, "--help"]).ok();
         let example = format!("Examples:\n  samite dev {name}");
         assert!(help.contains(&example), "{help}");
@@ -59,6 +62,24 @@ fn commands_for_developers_keep_their_old_names() {
         let wide = help.lines().find(|line| line.chars().count() > 80);
         assert_eq!(wide, None);
     }
+}
+
+#[cfg(not(feature = "sim"))]
+#[test]
+fn the_simulator_needs_its_feature() {
+    for line in ["dev sim", "dev sim --count 9 -t 2", "sim --seed 1 --nodes"] {
+        samite(line.split(' ')).fails(2, &["dev sim: ", "--features sim"]);
+    }
+}
+
+#[cfg(feature = "sim")]
+#[test]
+fn the_simulator_repeats_a_case_from_its_flags() {
+    let outcomes = ["dev sim --seed 3 --json", "sim --json --seed 3"]
+        .map(|line| samite(line.split(' ')).json());
+    assert_eq!(outcomes[0], outcomes[1]);
+    assert_eq!(outcomes[0]["failure"], serde_json::Value::Null);
+    samite(["dev", "sim", "--faults", "nothing@1"]).fails(2, &["--faults: "]);
 }
 
 #[test]

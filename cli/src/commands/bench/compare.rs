@@ -17,6 +17,7 @@ use super::statistics::{Ratio, median_of, ratio};
 use super::work::{BenchCase, BenchRunner};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
+use crate::setup::ModelSetup;
 use crate::shown::{one_line, say};
 use crate::{interrupt, progress};
 use samite::CancelToken;
@@ -116,14 +117,15 @@ struct Report {
 /// Compares all `works` with each number of threads. After Ctrl-C, prints the results so far.
 pub fn run(
     args: &BenchArgs,
+    setup: &ModelSetup,
     bench: &Path,
     threads: &[usize],
     works: &[BenchCase],
 ) -> CommandResult {
-    let peer = Peer::new(bench, &args.model)?;
+    let peer = Peer::new(bench, setup)?;
     let cancel = interrupt::token();
     let mut report = Report::default();
-    let result = measure_all(args, &peer, threads, works, &cancel, &mut report);
+    let result = measure_all(args, setup, &peer, threads, works, &cancel, &mut report);
     let measured = report.rows.iter().any(|row| !row.pairs.is_empty());
     if measured || result.is_ok() {
         let mut out = std::io::stdout().lock();
@@ -138,6 +140,7 @@ pub fn run(
 
 fn measure_all(
     args: &BenchArgs,
+    setup: &ModelSetup,
     peer: &Peer,
     threads: &[usize],
     works: &[BenchCase],
@@ -151,9 +154,7 @@ fn measure_all(
     report.peer_version = peer.version(cancel)?;
     let probe = Probe::new();
     for &threads in threads {
-        let model = args
-            .model
-            .load(&CpuArgs::new(threads, &args.pool), cancel)?;
+        let model = setup.load(&CpuArgs::new(threads, &args.pool), cancel)?;
         report.model = describe(&model);
         for &work in works {
             report.rows.push(ComparisonRow {
@@ -184,6 +185,7 @@ fn measure_all(
             measure_limits(row)?;
             let comparison = Comparison {
                 args,
+                setup,
                 peer,
                 model: &model,
                 probe: &probe,
@@ -200,6 +202,7 @@ fn measure_all(
 /// Inputs for the measurement of a row.
 struct Comparison<'a> {
     args: &'a BenchArgs,
+    setup: &'a ModelSetup,
     peer: &'a Peer,
     model: &'a Arc<Model>,
     probe: &'a Probe,
@@ -218,11 +221,11 @@ impl Comparison<'_> {
         let repetitions = self.args.repetitions.unwrap_or(1);
         let (work, threads) = (row.work, row.threads);
         let sample_peer = |repack| {
-            let flags = &self.args.model;
+            let context = &self.setup.context;
             self.peer
-                .sample(work, threads, repack, repetitions, flags, self.cancel)
+                .sample(work, threads, repack, repetitions, context, self.cancel)
         };
-        let mut samite = BenchRunner::new(self.model, work, &self.args.model, self.cancel)?;
+        let mut samite = BenchRunner::new(self.model, work, self.setup, self.cancel)?;
         let mut sample_samite = || -> CommandResult<f64> {
             let rates: CommandResult<Vec<f64>> =
                 (0..repetitions).map(|_| samite.sample()).collect();

@@ -1,8 +1,8 @@
 //! Runs llama.cpp's benchmark programs as child processes.
 
 use super::work::BenchCase;
-use crate::args::ModelArgs;
 use crate::failure::{CommandError, CommandResult};
+use crate::setup::{ContextSetup, ModelSetup};
 use samite::CancelToken;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -29,18 +29,18 @@ pub struct PeerSample {
 }
 
 impl Peer {
-    /// Creates the peer whose `llama-bench` is at `bench`, with the model of these flags.
-    pub fn new(bench: &Path, flags: &ModelArgs) -> CommandResult<Self> {
+    /// Creates the peer whose `llama-bench` is at `bench`, with the model of a setup.
+    pub fn new(bench: &Path, setup: &ModelSetup) -> CommandResult<Self> {
         if !bench.is_file() {
             return Err(CommandError::usage(format_args!(
                 "--compare: there is no file {}; give the path of llama.cpp's llama-bench",
                 bench.display()
             )));
         }
-        let model = flags.file()?.ok_or_else(|| {
+        let model = setup.path()?.ok_or_else(|| {
             CommandError::usage("--compare: llama.cpp needs a file too; name one with -m")
         })?;
-        if flags.has_adapters() {
+        if !setup.adapters.is_empty() {
             return Err(CommandError::usage(
                 "--compare: llama.cpp's llama-bench takes no adapters: leave out --lora and --lora-scaled",
             ));
@@ -70,7 +70,7 @@ impl Peer {
         threads: usize,
         repack: bool,
         repetitions: u32,
-        flags: &ModelArgs,
+        context: &ContextSetup,
         cancel: &CancelToken,
     ) -> CommandResult<PeerSample> {
         let mut command = if work.sequences == 1 {
@@ -82,11 +82,11 @@ impl Peer {
             command.args(batched_arguments(work, threads, repack, repetitions));
             command
         };
-        let [k, v] = flags.kv_types()?;
+        let [k, v] = context.kv_types;
         command.arg("-m").arg(&self.model);
         command.args(["-ctk", k.name(), "-ctv", v.name()]);
-        command.args(["-ub", &flags.ubatch_size.to_string()]);
-        command.args(["-fa", if flags.no_flash() { "off" } else { "on" }]);
+        command.args(["-ub", &context.n_ubatch.to_string()]);
+        command.args(["-fa", if context.flash { "on" } else { "off" }]);
         let [output, _] = run(command, cancel)?;
         let parsed = if work.sequences == 1 {
             parse_bench(&output)

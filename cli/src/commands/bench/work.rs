@@ -1,7 +1,7 @@
 //! The work to measure, and how samite does it.
 
-use crate::args::ModelArgs;
 use crate::failure::CommandResult;
+use crate::setup::ModelSetup;
 use samite::llm::{Batch, Context, Model};
 use samite::registry::Peaks;
 use samite::{CancelToken, DeviceLimits};
@@ -86,15 +86,15 @@ impl BenchRunner {
     pub fn new(
         model: &Arc<Model>,
         work: BenchCase,
-        flags: &ModelArgs,
+        setup: &ModelSetup,
         cancel: &CancelToken,
     ) -> CommandResult<Self> {
-        let mut options = flags.context_options(cancel)?;
+        let mut options = setup.context_options(cancel);
         let needed = work.cells();
         options.n_ctx = Some(options.n_ctx.map_or(needed, |n_ctx| n_ctx.max(needed)));
         options.n_seq = work.sequences;
         let mut bench = BenchRunner {
-            context: flags.context(Arc::clone(model), options)?,
+            context: setup.context(Arc::clone(model), options)?,
             work,
             n_vocab: model.spec().n_vocab as u32,
             batch: Batch::new(),

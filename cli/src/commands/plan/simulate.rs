@@ -2,6 +2,7 @@
 
 use super::{PlanArgs, fit_json, memory_json, write_fit, write_memory};
 use crate::failure::{CommandError, CommandResult};
+use crate::setup::ModelSetup;
 use samite::CancelToken;
 use samite::forecast::{Cluster, Task, forecast};
 use samite::llm::MemoryUse;
@@ -12,7 +13,12 @@ use std::path::Path;
 /// Maximum bytes of a file of machines. A larger file is of another kind.
 const MAX_BYTES: u64 = 1 << 20;
 
-pub fn run(args: &PlanArgs, file: &Path, cancel: &CancelToken) -> CommandResult {
+pub fn run(
+    args: &PlanArgs,
+    setup: &ModelSetup,
+    file: &Path,
+    cancel: &CancelToken,
+) -> CommandResult {
     if args.n_prompt + args.n_gen == 0 {
         return Err(CommandError::usage(
             "nothing to simulate: give a prompt with -p or generated tokens with -n",
@@ -29,13 +35,12 @@ pub fn run(args: &PlanArgs, file: &Path, cancel: &CancelToken) -> CommandResult 
     let text = std::fs::read_to_string(file).map_err(unreadable)?;
     let cluster = Cluster::parse(&shown.to_string(), &text)?;
 
-    let mut options = args.model.context_options(cancel)?;
+    let mut options = setup.context_options(cancel);
     let needed = args.n_prompt + args.n_gen;
     options.n_ctx = Some(options.n_ctx.map_or(needed, |n_ctx| n_ctx.max(needed)));
-    let devices = args.model.simulated_devices(&args.cpu, &cluster)?;
-    let model = args.model.load_header_on(devices, cancel)?;
+    let model = setup.load_header_on_cluster(&args.cpu, &cluster, cancel)?;
     let micro = options.n_ubatch.max(1);
-    let context = args.model.context_plan(model, options)?;
+    let context = setup.context_plan(model, options)?;
     let memory = context.memory()?;
     let short = short_of(&memory, &cluster);
 

@@ -1,8 +1,8 @@
 //! Models of a server, loaded on request.
 
 use super::{ServeArgs, draft_context, draft_failure};
-use crate::args::ModelArgs;
 use crate::failure::{CommandError, CommandResult};
+use crate::setup::ModelSetup;
 use samite::CancelToken;
 use samite::llm::arch::spec::Spec;
 use samite::llm::{ContextPlan, MemoryUse, sampler_params};
@@ -15,17 +15,17 @@ use std::sync::Arc;
 /// A model and its serving options.
 pub struct ModelSource {
     args: Arc<ServeArgs>,
-    flags: ModelArgs,
+    setup: ModelSetup,
     options: ServeOptions,
     /// Name of the model's subfolder of the disk cache, if other models use the folder as well.
     disk_name: Option<String>,
 }
 
 impl ModelSource {
-    pub fn new(args: &Arc<ServeArgs>, flags: ModelArgs, options: ServeOptions) -> Self {
+    pub fn new(args: &Arc<ServeArgs>, setup: ModelSetup, options: ServeOptions) -> Self {
         ModelSource {
             args: Arc::clone(args),
-            flags,
+            setup,
             options,
             disk_name: None,
         }
@@ -33,7 +33,7 @@ impl ModelSource {
 
     /// Returns the single model of a server, under this name.
     pub fn served(self, name: String) -> ServedModel {
-        let path = match self.flags.file() {
+        let path = match self.setup.path() {
             Ok(Some(path)) => path.to_owned(),
             _ => PathBuf::new(),
         };
@@ -69,8 +69,8 @@ impl ModelSource {
     }
 
     fn planned(&self) -> CommandResult<u64> {
-        let (args, flags) = (&self.args, &self.flags);
-        let model = flags.load_header(&args.cpu, &CancelToken::new())?;
+        let (args, setup) = (&self.args, &self.setup);
+        let model = setup.load_header(&args.cpu, &CancelToken::new())?;
         let writes = self.writes(model.spec());
         // Contexts of a model share its weights.
         let weights = |uses: &[MemoryUse]| uses.iter().map(|row| row.weights).sum::<usize>();
@@ -81,13 +81,13 @@ impl ModelSource {
         let (mut model_weights, mut others) = (0, 0usize);
         if writes {
             let engine = args.engine_options();
-            let options = args.writing_context(flags, &engine)?;
-            let plan = flags.context_plan(Arc::clone(&model), options.clone())?;
+            let options = args.writing_context(setup, &engine);
+            let plan = setup.context_plan(Arc::clone(&model), options.clone())?;
             let uses = plan.memory()?;
             model_weights = weights(&uses);
             others += context(&uses);
             if let Some(path) = &args.requests.model_draft {
-                let draft = flags.load_header_beside(path, &model, &options.cancel);
+                let draft = setup.load_header_beside(path, &model, &options.cancel);
                 let draft = draft.map_err(draft_failure)?;
                 let options = draft_context(&options, plan.n_ctx(), &engine);
                 let uses = ContextPlan::new(draft, options)?.memory()?;
@@ -95,8 +95,8 @@ impl ModelSource {
             }
         }
         if self.embeds(writes) {
-            let (_, options) = args.embedding_context(flags, model.spec())?;
-            let uses = flags.context_plan(Arc::clone(&model), options)?.memory()?;
+            let (_, options) = args.embedding_context(setup, model.spec());
+            let uses = setup.context_plan(Arc::clone(&model), options)?.memory()?;
             model_weights = weights(&uses);
             others += context(&uses);
         }
@@ -134,7 +134,7 @@ impl ModelSource {
     /// Loads the model.
     pub fn loaded(&self, stop: &CancelToken) -> CommandResult<Loaded> {
         let args = &self.args;
-        let model = self.flags.load(&args.cpu, stop)?;
+        let model = self.setup.load(&args.cpu, stop)?;
         let mut options = self.options.clone();
         // Seeds must give the same results as in llama-server.
         let defaults = SamplerParams {
@@ -154,11 +154,11 @@ impl ModelSource {
         let (mut handle, mut thread) = (None, None);
         if writes {
             let name = self.disk_name.as_deref();
-            let (new, driver) = args.engine(&self.flags, &model, &mut options, name)?;
+            let (new, driver) = args.engine(&self.setup, &model, &mut options, name)?;
             (handle, thread) = (Some(new), Some(driver));
         }
         let embedder = if embeds {
-            Some(args.embedder(&self.flags, &model)?)
+            Some(args.embedder(&self.setup, &model)?)
         } else {
             None
         };

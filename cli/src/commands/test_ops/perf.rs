@@ -100,7 +100,7 @@ pub fn run(devices: &[Arc<dyn Device>], args: &TestOpsArgs) -> CommandResult {
         .iter()
         .any(|device| device.kind() == DeviceKind::Cpu)
     {
-        let threads = args.threads.count();
+        let threads = args.threads.threads;
         let threads = threads.unwrap_or_else(|| args.pool.processors());
         peaks = Some(limits::peaks(threads, &args.pool, &cancel)?);
     }
