@@ -105,7 +105,7 @@ impl Active {
     }
 
     fn is_decoding(&self) -> bool {
-        self.running.counts.written > 0 && self.pending() == 1
+        self.running.counts.generated > 0 && self.pending() == 1
     }
 
     /// Returns whether a part of the prompt has to be computed, or tokens that were lost in a
@@ -700,7 +700,7 @@ impl Engine {
                 prompt: counts.prompt,
                 cached: counts.cached,
                 computed: active.decoded,
-                written: counts.written,
+                generated: counts.generated,
                 is_paused: active.paused.is_some(),
             };
         }

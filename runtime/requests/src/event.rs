@@ -131,7 +131,7 @@ pub struct Counts {
     /// Prompt tokens from the cache.
     pub cached: usize,
     /// Generated tokens, including an end-of-generation token.
-    pub written: usize,
+    pub generated: usize,
     /// [Drafted](crate::EngineOptions::draft) tokens.
     pub drafted: usize,
     /// Accepted tokens.
@@ -143,9 +143,9 @@ pub struct Counts {
     /// Time of waiting for a slot.
     pub waiting: Duration,
     /// Time from then to the first token (prefill).
-    pub reading: Duration,
+    pub prefill: Duration,
     /// Time from the first token to the last one (decode).
-    pub writing: Duration,
+    pub decoding: Duration,
 }
 
 /// Failure of a request, which has no answer or a partial one.

@@ -98,8 +98,8 @@ impl Running {
             .deadline
             .and_then(|time| self.submitted.checked_add(time));
         let first = self.first_token.zip(self.request.decode_time);
-        let writing = first.and_then(|(first, time)| first.checked_add(time));
-        [whole, writing].into_iter().flatten().min()
+        let decoding = first.and_then(|(first, time)| first.checked_add(time));
+        [whole, decoding].into_iter().flatten().min()
     }
 
     /// Records that it got a slot, and sends an event the first time.
@@ -116,7 +116,7 @@ impl Running {
 
     /// Sends the progress of prefill.
     pub fn progress(&mut self, processed: usize, now: Instant) {
-        if self.request.reports_progress && self.counts.written == 0 {
+        if self.request.reports_progress && self.counts.generated == 0 {
             let started = self.started.unwrap_or(now);
             self.event_queue.send(Event::Progress(PromptProgress {
                 total: self.n_prompt,
@@ -190,7 +190,7 @@ impl Running {
         let step = self.generator.accept(&mut self.sampler, tokenizer, token)?;
         self.first_token.get_or_insert(now);
         self.tokens.push(token);
-        self.counts.written += 1;
+        self.counts.generated += 1;
         self.event_queue.send(Event::Token(Token {
             id: token,
             text: step.text,
@@ -203,8 +203,8 @@ impl Running {
         let since = |from: Option<Instant>, to: Instant| {
             from.map_or(Duration::ZERO, |from| to.saturating_duration_since(from))
         };
-        self.counts.reading = since(self.started, self.first_token.unwrap_or(now));
-        self.counts.writing = since(self.first_token, now);
+        self.counts.prefill = since(self.started, self.first_token.unwrap_or(now));
+        self.counts.decoding = since(self.first_token, now);
         self.counts
     }
 

@@ -20,7 +20,7 @@ pub struct SlotView {
     /// Number of tokens in the cache.
     pub computed: usize,
     /// Number of generated tokens.
-    pub written: usize,
+    pub generated: usize,
     /// True if the request is paused because its reader is too far behind.
     pub is_paused: bool,
 }

@@ -397,14 +397,14 @@ fn deadlines_end_requests_in_any_state() {
         deadline: Some(Duration::from_secs(5)),
         ..request
     };
-    let mut written = submit(&mut engine, timed(request(10..12, 50)));
+    let mut generated = submit(&mut engine, timed(request(10..12, 50)));
     let mut waiting = submit(&mut engine, timed(request(10..12, 50)));
     for _ in 0..3 {
         engine.step();
     }
     clock.sleep(Duration::from_secs(5));
     engine.step();
-    for reader in [&mut written, &mut waiting] {
+    for reader in [&mut generated, &mut waiting] {
         match events(reader).last() {
             Some(Event::Finished(finished)) => assert_eq!(finished.reason, Finish::Deadline),
             other => panic!("{other:?}"),
@@ -422,7 +422,7 @@ fn a_full_context_ends_or_shifts_the_request() {
     };
     let (_, finished) = answer(&mut engine, endless.clone());
     assert_eq!(finished.reason, Finish::ContextFull);
-    assert_eq!(finished.counts.written, 64 - 20);
+    assert_eq!(finished.counts.generated, 64 - 20);
     let shifted = Request {
         max_tokens: Some(100),
         when_full: Some(Shift {
@@ -433,7 +433,7 @@ fn a_full_context_ends_or_shifts_the_request() {
     };
     let (_, finished) = answer(&mut engine, shifted);
     assert_eq!(finished.reason, Finish::MaxTokens);
-    assert!(finished.counts.truncated && finished.counts.written == 100);
+    assert!(finished.counts.truncated && finished.counts.generated == 100);
 }
 
 #[test]
@@ -611,7 +611,7 @@ fn an_owner_with_all_slots_is_preempted_for_another() {
     for (reader, alone) in readers.iter_mut().zip(alone) {
         match events(reader).last() {
             Some(Event::Finished(finished)) => {
-                assert_eq!(finished.counts.written, alone.counts.written);
+                assert_eq!(finished.counts.generated, alone.counts.generated);
             }
             other => panic!("{other:?}"),
         }

@@ -166,7 +166,7 @@ impl Answer {
                 Event::Progress(_) => {}
                 Event::Token(token) => self.tokens.push(token.id),
                 Event::Finished(finished) => {
-                    assert_eq!(finished.counts.written, self.tokens.len());
+                    assert_eq!(finished.counts.generated, self.tokens.len());
                     self.end = Some(Ok(finished.reason));
                 }
                 Event::Failed(failed) => self.end = Some(Err(failed.kind)),

@@ -131,7 +131,7 @@ impl Choice {
                     None => self.latencies.first_token.observe(time - self.asked),
                 }
                 self.first_token.get_or_insert(time);
-                self.counts.written += 1;
+                self.counts.generated += 1;
                 let info = TokenInfo {
                     id: token.id,
                     probabilities: token.probabilities,
@@ -279,9 +279,9 @@ impl Choice {
             self.slot,
             counts.prompt,
             counts.cached,
-            per_second(counts.prompt.saturating_sub(counts.cached), counts.reading),
-            counts.written,
-            per_second(counts.written.saturating_sub(1), counts.writing),
+            per_second(counts.prompt.saturating_sub(counts.cached), counts.prefill),
+            counts.generated,
+            per_second(counts.generated.saturating_sub(1), counts.decoding),
             self.finish_reason(),
         );
     }
@@ -303,22 +303,22 @@ impl Choice {
 
     /// Returns llama-server's timings.
     pub fn timings(&self) -> Value {
-        let (mut reading, mut writing) = (self.counts.reading, self.counts.writing);
+        let (mut prefill, mut decoding) = (self.counts.prefill, self.counts.decoding);
         if !self.is_over() {
             let at = now();
             let since = |from: Option<Instant>, to: Instant| {
                 from.map_or(Duration::ZERO, |from| to.saturating_duration_since(from))
             };
-            reading = since(self.started, self.first_token.unwrap_or(at));
-            writing = since(self.first_token, at);
+            prefill = since(self.started, self.first_token.unwrap_or(at));
+            decoding = since(self.first_token, at);
         }
         let prompt = self.counts.prompt.saturating_sub(self.counts.cached);
         let mut timings = timings(
             self.counts.cached,
             prompt,
-            reading,
-            self.counts.written,
-            writing,
+            prefill,
+            self.counts.generated,
+            decoding,
         );
         if self.counts.drafted > 0 {
             timings["draft_n"] = self.counts.drafted.into();
@@ -339,13 +339,13 @@ impl Choice {
         let (prompt, cached) = each.fold((0, 0), |(prompt, cached), (_, choice)| {
             (prompt + choice.counts.prompt, cached + choice.counts.cached)
         });
-        let written: usize = choices.iter().map(|choice| choice.counts.written).sum();
+        let generated: usize = choices.iter().map(|choice| choice.counts.generated).sum();
         let thought: usize = choices.iter().map(|choice| choice.thought).sum();
         json!({
-            "completion_tokens": written,
+            "completion_tokens": generated,
             "completion_tokens_details": {"reasoning_tokens": thought},
             "prompt_tokens": prompt,
-            "total_tokens": prompt + written,
+            "total_tokens": prompt + generated,
             "prompt_tokens_details": {"cached_tokens": cached},
         })
     }
@@ -397,9 +397,9 @@ impl Choice {
 pub fn timings(
     cached: usize,
     prompt: usize,
-    reading: Duration,
-    written: usize,
-    writing: Duration,
+    prefill: Duration,
+    generated: usize,
+    decoding: Duration,
 ) -> Value {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let per_token = |time: Duration, count: usize| match count {
@@ -413,16 +413,16 @@ pub fn timings(
             count as f64 * 1e3 / ms(time)
         }
     };
-    let steps = written.saturating_sub(1);
+    let steps = generated.saturating_sub(1);
     json!({
         "cache_n": cached,
         "prompt_n": prompt,
-        "prompt_ms": ms(reading),
-        "prompt_per_token_ms": per_token(reading, prompt),
-        "prompt_per_second": per_second(reading, prompt),
-        "predicted_n": written,
-        "predicted_ms": ms(writing),
-        "predicted_per_token_ms": per_token(writing, steps),
-        "predicted_per_second": per_second(writing, steps),
+        "prompt_ms": ms(prefill),
+        "prompt_per_token_ms": per_token(prefill, prompt),
+        "prompt_per_second": per_second(prefill, prompt),
+        "predicted_n": generated,
+        "predicted_ms": ms(decoding),
+        "predicted_per_token_ms": per_token(decoding, steps),
+        "predicted_per_second": per_second(decoding, steps),
     })
 }

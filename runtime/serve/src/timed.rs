@@ -45,7 +45,7 @@ impl<S> Timed<S> {
 
     /// Handles the result of a write. While the write is pending, the connection waits for its
     /// client.
-    fn written<T>(
+    fn generated<T>(
         &mut self,
         cx: &mut Context<'_>,
         outcome: Poll<io::Result<T>>,
@@ -114,17 +114,17 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.written(cx, outcome)
+        self.generated(cx, outcome)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.stream).poll_flush(cx);
-        self.written(cx, outcome)
+        self.generated(cx, outcome)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.written(cx, outcome)
+        self.generated(cx, outcome)
     }
 
     fn poll_write_vectored(
@@ -133,7 +133,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
-        self.written(cx, outcome)
+        self.generated(cx, outcome)
     }
 
     fn is_write_vectored(&self) -> bool {

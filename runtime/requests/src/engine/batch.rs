@@ -35,33 +35,33 @@ impl Engine {
         self.batch.clear();
         self.blocks_for_batch = 0;
         let can_go_on = |active: &&Active| active.paused.is_none();
-        let writing = self
+        let decoding = self
             .active
             .iter()
             .filter(can_go_on)
             .filter(|active| active.is_decoding());
-        let mut writing: Vec<u64> = writing.map(|active| active.running.id).collect();
+        let mut decoding: Vec<u64> = decoding.map(|active| active.running.id).collect();
         // If more requests decode than fit into a step, they take turns, and prompts get one token
         // of each step.
-        if writing.len() >= self.options.budget {
+        if decoding.len() >= self.options.budget {
             let some_read = self
                 .active
                 .iter()
                 .filter(can_go_on)
                 .any(Active::is_in_prefill);
             let for_prompts = usize::from(some_read && self.options.budget > 1);
-            let turn = self.totals.steps as usize % writing.len();
-            writing.rotate_left(turn);
-            writing.truncate(self.options.budget - for_prompts);
+            let turn = self.totals.steps as usize % decoding.len();
+            decoding.rotate_left(turn);
+            decoding.truncate(self.options.budget - for_prompts);
         }
         // Each of them needs a cell; the most recent requests are preempted if there are too few.
-        while self.room_for(writing.len()) < writing.len() {
+        while self.room_for(decoding.len()) < decoding.len() {
             let Some(youngest) = self.youngest().filter(|_| self.active.len() > 1) else {
                 break;
             };
             let id = self.active[youngest].running.id;
             self.preempt(youngest);
-            writing.retain(|&other| other != id);
+            decoding.retain(|&other| other != id);
         }
         let mut planned: Vec<BatchSlice> = Vec::new();
         let nobody_reads = !self
@@ -70,26 +70,26 @@ impl Engine {
             .filter(can_go_on)
             .any(Active::is_in_prefill);
         if nobody_reads {
-            self.make_drafts(&writing);
+            self.make_drafts(&decoding);
         }
-        for &id in &writing {
+        for &id in &decoding {
             self.add_slice(&mut planned, id, 1);
             self.add_draft(id);
         }
-        let reading = self
+        let prefill = self
             .active
             .iter()
             .filter(can_go_on)
             .filter(|active| active.is_in_prefill());
-        let mut reading: Vec<u64> = reading.map(|active| active.running.id).collect();
-        if reading.is_empty() {
+        let mut prefill: Vec<u64> = prefill.map(|active| active.running.id).collect();
+        if prefill.is_empty() {
             return planned;
         }
-        self.turn %= reading.len();
-        reading.rotate_left(self.turn);
+        self.turn %= prefill.len();
+        prefill.rotate_left(self.turn);
         self.turn += 1;
         let mut budget = self.options.budget.saturating_sub(planned.len());
-        let wanted: usize = reading
+        let wanted: usize = prefill
             .iter()
             .filter_map(|&id| Some(self.active[self.find(id)?].pending()))
             .sum();
@@ -102,12 +102,12 @@ impl Engine {
             if let Some(youngest) = self.youngest().filter(|_| self.active.len() > 1) {
                 let id = self.active[youngest].running.id;
                 self.preempt(youngest);
-                reading.retain(|&other| other != id);
+                prefill.retain(|&other| other != id);
                 room = self.room_for(wanted.min(budget));
             }
         }
-        let mut left = reading.len();
-        for id in reading {
+        let mut left = prefill.len();
+        for id in prefill {
             let Some(at) = self.find(id) else { continue };
             let share = budget.min(room).div_ceil(left.max(1));
             let count = self.active[at].pending().min(share);
@@ -225,8 +225,8 @@ impl Engine {
                     self.plain.learn(writers, time);
                     self.draft_budget.earn(time);
                 } else if let Some(step) = self.plain.for_tokens(writers) {
-                    let written = self.totals.generated_tokens - written_before;
-                    let without = step * written as f64 / writers.max(1) as f64;
+                    let generated = self.totals.generated_tokens - written_before;
+                    let without = step * generated as f64 / writers.max(1) as f64;
                     self.draft_budget.settle(whole, without);
                 }
             }
@@ -325,14 +325,14 @@ impl Engine {
             return self.end(at, Ok(Finish::MaxTokens), now);
         }
         let draft = std::mem::take(&mut active.running.draft);
-        let before = active.running.counts.written;
+        let before = active.running.counts.generated;
         let mut accepted = 0;
         let result = loop {
             let running = &mut active.running;
-            let written = running
+            let generated = running
                 .sample(&mut self.context, row + accepted)
                 .and_then(|token| running.accept(token, &self.tokenizer, now));
-            match written {
+            match generated {
                 Err(error) => break Err(error.to_string()),
                 Ok(Some(reason)) => break Ok(Some(reason)),
                 Ok(None) => {}
@@ -343,7 +343,7 @@ impl Engine {
             accepted += 1;
             active.decoded += 1;
         };
-        self.totals.generated_tokens += (active.running.counts.written - before) as u64;
+        self.totals.generated_tokens += (active.running.counts.generated - before) as u64;
         if !draft.is_empty() {
             self.settle_draft(at, draft.len(), accepted);
         }

@@ -65,36 +65,36 @@ impl Engine {
             self.options.draft,
             room,
             // The last token is output without being computed.
-            to_write.saturating_sub(running.counts.written + 1),
+            to_write.saturating_sub(running.counts.generated + 1),
             self.limits.context.saturating_sub(running.tokens.len() + 1),
         ];
         most.into_iter().min().unwrap_or(0)
     }
 
     /// Creates drafts for decoding requests, where they are worthwhile.
-    pub(super) fn make_drafts(&mut self, writing: &[u64]) {
-        if self.options.draft == 0 || !self.context.can_truncate() || writing.is_empty() {
+    pub(super) fn make_drafts(&mut self, decoding: &[u64]) {
+        if self.options.draft == 0 || !self.context.can_truncate() || decoding.is_empty() {
             return;
         }
         // The time of a step without drafts must be known.
-        if !self.plain.has(writing.len()) {
+        if !self.plain.has(decoding.len()) {
             return;
         }
         let start = self.clock.now();
         let rows = self.context.options().n_logits.unwrap_or(usize::MAX);
         let room = [self.context.cells().free(), self.options.budget, rows];
         let room = room.into_iter().min().unwrap_or(0);
-        let mut room = room.saturating_sub(writing.len());
+        let mut room = room.saturating_sub(decoding.len());
         let is_allowed = self.draft_budget.allows();
         let mut load = BatchLoad {
-            tokens: writing.len() - 1,
-            expected: (writing.len() - 1) as f64,
+            tokens: decoding.len() - 1,
+            expected: (decoding.len() - 1) as f64,
             seconds: 0.0,
         };
-        let each = self.seconds_each(writing.len());
+        let each = self.seconds_each(decoding.len());
         let mut planned: Vec<Planned> = Vec::new();
         let mut is_read = false;
-        for &id in writing {
+        for &id in decoding {
             let Some(at) = self.find(id) else { continue };
             let most = self.most_drafted(&self.active[at], room);
             if most == 0 {
@@ -115,7 +115,7 @@ impl Engine {
             let Some(each) = each else { continue };
             if !is_guessed && !self.is_near(at) {
                 let gain = self.gain(&acceptance_rate, load, most, each);
-                is_read = is_read || self.read_for_drafts(at, gain, writing.len());
+                is_read = is_read || self.read_for_drafts(at, gain, decoding.len());
                 continue;
             }
             let length = self.costs.best_length(&acceptance_rate, load, most, each);
@@ -136,7 +136,7 @@ impl Engine {
                 each,
             });
         }
-        self.shorten(&mut planned, writing.len());
+        self.shorten(&mut planned, decoding.len());
         for plan in &planned {
             let Some(at) = self.find(plan.id) else {
                 continue;
@@ -252,13 +252,13 @@ impl Engine {
         }
         let behind = drafter.behind(sequence, &running.tokens);
         let to_write = running.request.max_tokens;
-        let to_write = to_write.map_or(Self::ANSWER, |most| most - running.counts.written);
+        let to_write = to_write.map_or(Self::ANSWER, |most| most - running.counts.generated);
         let step = self.plain.for_tokens(writers).unwrap_or(0.0);
         let saved = gain * step * to_write as f64 / writers.max(1) as f64;
         let part = behind.min(Self::READS);
-        let reading = drafter.seconds(part).unwrap_or(step);
-        let all = reading * behind as f64 / part.max(1) as f64;
-        if saved < Self::MIN_RETURN * all || !self.draft_budget.affords(reading) {
+        let prefill = drafter.seconds(part).unwrap_or(step);
+        let all = prefill * behind as f64 / part.max(1) as f64;
+        if saved < Self::MIN_RETURN * all || !self.draft_budget.affords(prefill) {
             return false;
         }
         if let Err(error) = drafter.read(sequence, &running.tokens, part) {

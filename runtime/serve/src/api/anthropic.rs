@@ -286,7 +286,7 @@ impl MessageEncoder {
             "cache_read_input_tokens": choice.counts.cached,
             "cache_creation_input_tokens": 0,
             "input_tokens": choice.counts.prompt - choice.counts.cached,
-            "output_tokens": choice.counts.written,
+            "output_tokens": choice.counts.generated,
         })
     }
 

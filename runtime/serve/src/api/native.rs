@@ -264,7 +264,7 @@ fn ended(choice: &Choice, job: &Job, content: &str) -> Value {
         "id_slot": choice.slot,
         "stop": true,
         "model": job.model,
-        "tokens_predicted": choice.counts.written,
+        "tokens_predicted": choice.counts.generated,
         "tokens_evaluated": choice.counts.prompt,
         "generation_settings": *job.settings,
         "prompt": choice.prompt_text(),
@@ -272,7 +272,7 @@ fn ended(choice: &Choice, job: &Job, content: &str) -> Value {
         "truncated": choice.is_truncated(),
         "stop_type": choice.stop_type(),
         "stopping_word": word,
-        "tokens_cached": choice.counts.prompt + choice.counts.written.saturating_sub(1),
+        "tokens_cached": choice.counts.prompt + choice.counts.generated.saturating_sub(1),
         "timings": choice.timings(),
         "cache_miss": choice.cache_miss(),
     })
@@ -303,7 +303,7 @@ impl ResponseEncoder for NativeEncoder {
                 "tokens": tokens,
                 "stop": false,
                 "id_slot": choice.slot,
-                "tokens_predicted": choice.counts.written,
+                "tokens_predicted": choice.counts.generated,
                 "tokens_evaluated": choice.counts.prompt,
             })
         };

@@ -576,12 +576,12 @@ impl OllamaEncoder {
         line["total_duration"] = nanoseconds(self.started.elapsed()).into();
         line["load_duration"] = 0.into();
         line["prompt_eval_count"] = choice.counts.prompt.into();
-        line["prompt_eval_duration"] = nanoseconds(choice.counts.reading).into();
-        line["eval_count"] = choice.counts.written.into();
-        line["eval_duration"] = nanoseconds(choice.counts.writing).into();
+        line["prompt_eval_duration"] = nanoseconds(choice.counts.prefill).into();
+        line["eval_count"] = choice.counts.generated.into();
+        line["eval_duration"] = nanoseconds(choice.counts.decoding).into();
         if self.has_context {
-            let written = choice.tokens.iter().map(|token| token.id);
-            let text = choice.prompt.iter().copied().chain(written);
+            let generated = choice.tokens.iter().map(|token| token.id);
+            let text = choice.prompt.iter().copied().chain(generated);
             line["context"] = text.collect();
         }
         line

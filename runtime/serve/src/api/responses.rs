@@ -301,8 +301,8 @@ impl ResponsesEncoder {
         let usage = usage.map_or(Value::Null, |choice| {
             json!({
                 "input_tokens": choice.counts.prompt,
-                "output_tokens": choice.counts.written,
-                "total_tokens": choice.counts.prompt + choice.counts.written,
+                "output_tokens": choice.counts.generated,
+                "total_tokens": choice.counts.prompt + choice.counts.generated,
                 "input_tokens_details": {"cached_tokens": choice.counts.cached},
                 "output_tokens_details": {"reasoning_tokens": choice.thought},
             })

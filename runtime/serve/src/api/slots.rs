@@ -34,7 +34,7 @@ pub fn list(app: &App, caller: Caller) -> Result<Value> {
                 .as_ref()
                 .and_then(|settings| settings["n_predict"].as_i64());
             let remaining = match limit {
-                Some(limit) if limit >= 0 => limit - slot.written as i64,
+                Some(limit) if limit >= 0 => limit - slot.generated as i64,
                 _ => -1,
             };
             shown["id_task"] = request.into();
@@ -46,7 +46,7 @@ pub fn list(app: &App, caller: Caller) -> Result<Value> {
             shown["next_token"] = json!([{
                 "has_next_token": true,
                 "n_remain": remaining,
-                "n_decoded": slot.written,
+                "n_decoded": slot.generated,
             }]);
         }
         shown["n_cached"] = slot.computed.into();
@@ -146,15 +146,15 @@ pub async fn act(
             };
             let tokens = saved.len();
             let to = path.clone();
-            let written = tokio::task::spawn_blocking(move || {
+            let generated = tokio::task::spawn_blocking(move || {
                 if let Some(folder) = to.parent() {
                     create_private_folder(folder)?;
                 }
                 saved.write(&to).map_err(std::io::Error::other)
             });
-            let written = written.await;
-            let written = written.map_err(|error| ApiError::new(500, error.to_string()))?;
-            written.map_err(|error| ApiError::new(500, error.to_string()))?;
+            let generated = generated.await;
+            let generated = generated.map_err(|error| ApiError::new(500, error.to_string()))?;
+            generated.map_err(|error| ApiError::new(500, error.to_string()))?;
             let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
             Ok(json!({
                 "id_slot": slot,
