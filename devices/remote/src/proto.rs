@@ -358,7 +358,7 @@ pub struct Run {
 /// Queries a node or a tensor before it has memory.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SupportQuery {
-    #[prost(enumeration = "question::Kind", tag = "1")]
+    #[prost(enumeration = "support_query::Kind", tag = "1")]
     pub kind: i32,
     #[prost(uint32, tag = "2")]
     pub device: u32,
@@ -377,7 +377,7 @@ pub struct SupportQuery {
     pub role: ::prost::alloc::string::String,
 }
 /// Nested message and enum types in `SupportQuery`.
-pub mod question {
+pub mod support_query {
     #[derive(
         Clone,
         Copy,
@@ -679,8 +679,7 @@ pub mod remote_server {
         clippy::let_unit_value,
     )]
     use tonic::codegen::*;
-    /// Generated trait containing gRPC methods that should be implemented for use with
-    /// RemoteServer.
+    /// Generated trait containing gRPC methods that should be implemented for use with RemoteServer.
     #[async_trait]
     pub trait Remote: std::marker::Send + std::marker::Sync + 'static {
         /// Server streaming response type for the Session method.

@@ -120,7 +120,7 @@ impl Device for RemoteDevice {
     fn supports_each(&self, graph: &Graph, nodes: &[TensorId]) -> Vec<Support> {
         let nodes = nodes.iter().map(|&id| graph.node(id));
         let is_open = |node: &Node<'_>| !matches!(node.op(), Op::Leaf) && !node.op().is_view();
-        let kind = proto::question::Kind::Supports;
+        let kind = proto::support_query::Kind::Supports;
         let open = nodes.clone().filter(is_open);
         let questions = open.map(|node| self.far.question(kind, 0, Some(node)));
         let answers = self.far.ask(questions.collect());

@@ -115,7 +115,7 @@ impl ServerDevice {
     /// Creates a question about a node.
     pub fn question(
         &self,
-        kind: proto::question::Kind,
+        kind: proto::support_query::Kind,
         memory: u32,
         node: Option<Node<'_>>,
     ) -> proto::SupportQuery {
@@ -144,7 +144,7 @@ impl ServerDevice {
         let part = JsonSubgraph::with_stored(graph, nodes, &|node| self.memory_of(node).is_some());
         let tensors = part.tensors.clone();
         let question = proto::SupportQuery {
-            kind: proto::question::Kind::Graph.into(),
+            kind: proto::support_query::Kind::Graph.into(),
             device: self.number,
             memories: self.memories_of(graph, &part),
             json: part.json().into(),
@@ -218,7 +218,7 @@ impl RemoteMemory {
     }
 
     fn size(&self, tensor: &TensorInfo<'_>) -> proto::SupportQuery {
-        let kind = proto::question::Kind::Size;
+        let kind = proto::support_query::Kind::Size;
         proto::SupportQuery {
             layout: Some(layout_to(&tensor.layout)),
             usage: usage_to(tensor.usage),
@@ -272,7 +272,7 @@ impl BufferType for RemoteMemory {
         if self.number == 0 {
             return Support::Yes;
         }
-        let kind = proto::question::Kind::Accepts;
+        let kind = proto::support_query::Kind::Accepts;
         let question = self.far.question(kind, self.number, Some(node));
         match self.far.ask(vec![question]).as_deref() {
             Ok([answer]) => Support::when(answer.yes, answer.reason.clone()),

@@ -102,7 +102,7 @@ fn session() -> Vec<Kind> {
     let y = g.sqr(x).unwrap();
     question.json = JsonSubgraph::question(g.node(y), &|_| false).json().into();
     let size = proto::SupportQuery {
-        kind: proto::question::Kind::Size.into(),
+        kind: proto::support_query::Kind::Size.into(),
         layout: Some(layout_to(&layout(9))),
         ..proto::SupportQuery::default()
     };

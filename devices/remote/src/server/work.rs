@@ -658,7 +658,7 @@ impl SessionResources {
 
     /// Answers a question about a node or a tensor.
     fn answer(&self, request: &proto::SupportQuery) -> Result<proto::Answer> {
-        use proto::question::Kind;
+        use proto::support_query::Kind;
         let lent = self.lent(request.device)?;
         let memory_of = |number: u32| {
             let memory = lent.memories.get(number as usize);

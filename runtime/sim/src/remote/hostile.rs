@@ -2,7 +2,7 @@
 //! rules.
 
 use prost::Message;
-use samite_remote::bare::messages::{self as proto, command::Command as Kind, question};
+use samite_remote::bare::messages::{self as proto, command::Command as Kind, support_query};
 use samite_testing::Rng;
 
 use std::collections::BTreeMap;
@@ -252,7 +252,7 @@ impl Hostile {
                 7 => Kind::Run(proto::Run { graph, deadline: 0 }),
                 8 => Kind::MemoryOf(device),
                 9 => Kind::SupportQuery(proto::SupportQuery {
-                    kind: question::Kind::Size.into(),
+                    kind: support_query::Kind::Size.into(),
                     device,
                     memory,
                     layout: place.and_then(|place| place.layout),
