@@ -72,23 +72,15 @@ fn kv_types(args: &ContextArgs) -> CommandResult<[DType; 2]> {
 impl ModelSetup {
     /// Returns the context options that the flags set.
     pub fn context_options(&self, cancel: &CancelToken) -> ContextOptions {
-        let ContextSetup {
-            n_ctx,
-            n_ubatch,
-            kv_types,
-            flash,
-            full_windows,
-            offload,
-            copies,
-        } = self.context;
+        let flags = &self.context;
         ContextOptions {
-            n_ctx,
-            n_ubatch,
-            kv_types,
-            flash,
-            full_windows,
-            offload,
-            copies,
+            n_ctx: flags.n_ctx,
+            n_ubatch: flags.n_ubatch,
+            kv_types: flags.kv_types,
+            flash: flags.flash,
+            full_windows: flags.full_windows,
+            offload: flags.offload,
+            copies: flags.copies,
             fallback: self.placement.fallback,
             cancel: cancel.clone(),
             ..ContextOptions::default()

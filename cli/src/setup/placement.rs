@@ -112,22 +112,13 @@ impl PlacementSetup {
 
     /// Returns the settings that must be the same in all processes that share a model.
     pub fn shared(&self) -> impl std::fmt::Debug {
-        let PlacementSetup {
-            by_layer,
-            experts_on_cpu,
-            by_name,
-            ratios,
-            splits_anyway,
-            fit_margin,
-            ..
-        } = self;
         (
-            by_layer,
-            experts_on_cpu,
-            by_name,
-            ratios,
-            splits_anyway,
-            fit_margin,
+            &self.by_layer,
+            self.experts_on_cpu,
+            &self.by_name,
+            &self.ratios,
+            self.splits_anyway,
+            self.fit_margin,
         )
     }
 }

@@ -29,7 +29,7 @@ const VERSION: u32 = 1;
 pub(crate) fn detect(limit: Option<IsaLevel>) -> Isa {
     let isa = Isa::detect(limit);
     match isa.crossed() {
-        Some(crossed) if choose::<ProductOrder>(isa).0 => crossed,
+        Some(crossed) if choose::<CrossedProducts>(isa).0 => crossed,
         _ => isa,
     }
 }
@@ -132,7 +132,9 @@ fn given<C: ImplementationChoice>(variable: &str) -> TuneRequest<'_, C> {
                 Some(choice) => TuneRequest::Given(choice),
                 None => TuneRequest::Wrong(word),
             },
-            (_, Some((name, _))) if [AccessPatterns::NAME, ProductOrder::NAME].contains(&name) => {
+            (_, Some((name, _)))
+                if [AccessPatterns::NAME, CrossedProducts::NAME].contains(&name) =>
+            {
                 continue;
             }
             _ => TuneRequest::Wrong(word),
@@ -179,8 +181,8 @@ pub(crate) fn report(isa: Isa) -> String {
     let (readings, from) = choose_from::<AccessPatterns>(isa);
     let mut text = format!("{}={readings} ({from})", AccessPatterns::NAME);
     if let Some(straight) = isa.straight() {
-        let (crossing, from) = choose_from::<ProductOrder>(straight);
-        text += &format!(" {}={crossing} ({from})", ProductOrder::NAME);
+        let (crossing, from) = choose_from::<CrossedProducts>(straight);
+        text += &format!(" {}={crossing} ({from})", CrossedProducts::NAME);
     }
     text
 }
@@ -278,22 +280,22 @@ impl ImplementationChoice for AccessPatterns {
 
 /// True if [crossed products](crate::simd::int16) are faster.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct ProductOrder(pub bool);
+pub(crate) struct CrossedProducts(pub bool);
 
-impl fmt::Display for ProductOrder {
+impl fmt::Display for CrossedProducts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0 { "yes" } else { "no" })
     }
 }
 
-impl ImplementationChoice for ProductOrder {
+impl ImplementationChoice for CrossedProducts {
     const NAME: &'static str = "crossed";
-    const DEFAULT: Self = ProductOrder(false);
+    const DEFAULT: Self = CrossedProducts(false);
 
     fn parse(text: &str) -> Option<Self> {
         match text {
-            "yes" => Some(ProductOrder(true)),
-            "no" => Some(ProductOrder(false)),
+            "yes" => Some(CrossedProducts(true)),
+            "no" => Some(CrossedProducts(false)),
             _ => None,
         }
     }
@@ -303,11 +305,11 @@ impl ImplementationChoice for ProductOrder {
         let work = |isa| TimedProduct::new(isa, DType::F16, [1024, 4 * packed::PANEL], COLUMNS);
         let (straight, crossed) = (work(isa)?, work(isa.crossed()?)?);
         let ways = [&straight, &crossed].map(|work| move || work.run(AccessPattern::DEFAULT));
-        Some(ProductOrder(fastest(&ways, 0) == 1))
+        Some(CrossedProducts(fastest(&ways, 0) == 1))
     }
 
     fn settled() -> &'static Mutex<Vec<(Isa, Self, Source)>> {
-        static SETTLED: Mutex<Vec<(Isa, ProductOrder, Source)>> = Mutex::new(Vec::new());
+        static SETTLED: Mutex<Vec<(Isa, CrossedProducts, Source)>> = Mutex::new(Vec::new());
         &SETTLED
     }
 }
@@ -440,8 +442,11 @@ mod tests {
         ] {
             assert_eq!(AccessPatterns::parse(&readings.to_string()), Some(readings));
         }
-        for crossing in [ProductOrder(true), ProductOrder(false)] {
-            assert_eq!(ProductOrder::parse(&crossing.to_string()), Some(crossing));
+        for crossing in [CrossedProducts(true), CrossedProducts(false)] {
+            assert_eq!(
+                CrossedProducts::parse(&crossing.to_string()),
+                Some(crossing)
+            );
         }
         for text in [
             "",
@@ -463,16 +468,16 @@ mod tests {
             [(128, 2), (0, 1), (64, 4)].map(|(ahead, streams)| AccessPattern { ahead, streams }),
         );
         assert_eq!(given(both), TuneRequest::Given(readings));
-        assert_eq!(given(both), TuneRequest::Given(ProductOrder(true)));
+        assert_eq!(given(both), TuneRequest::Given(CrossedProducts(true)));
         assert_eq!(given::<AccessPatterns>("crossed=no"), TuneRequest::Nothing);
-        assert_eq!(given::<ProductOrder>("default"), TuneRequest::Default);
-        assert_eq!(given::<ProductOrder>("measure"), TuneRequest::Measure);
+        assert_eq!(given::<CrossedProducts>("default"), TuneRequest::Default);
+        assert_eq!(given::<CrossedProducts>("measure"), TuneRequest::Measure);
         assert_eq!(
-            given::<ProductOrder>("crossed=perhaps"),
+            given::<CrossedProducts>("crossed=perhaps"),
             TuneRequest::Wrong("crossed=perhaps")
         );
         assert_eq!(
-            given::<ProductOrder>("twisted=yes"),
+            given::<CrossedProducts>("twisted=yes"),
             TuneRequest::Wrong("twisted=yes")
         );
     }
@@ -491,7 +496,7 @@ mod tests {
             let readings = AccessPatterns::measure(isa);
             assert_eq!(readings.is_some(), cfg!(target_arch = "x86_64"), "{isa:?}");
             let asks = isa.crossed().is_some();
-            assert_eq!(ProductOrder::measure(isa).is_some(), asks, "{isa:?}");
+            assert_eq!(CrossedProducts::measure(isa).is_some(), asks, "{isa:?}");
         }
     }
 }

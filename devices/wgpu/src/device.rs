@@ -143,8 +143,8 @@ impl WgpuDevice {
 
     /// Replaces a piece of text in all shaders, as if the driver misread them. Works only before
     /// the adapter is first used. For tests.
-    pub fn override_test(&self, text: &'static str, by: &'static str) {
-        self.gpu.override_test([text, by]);
+    pub fn replace_shader_text(&self, text: &'static str, by: &'static str) {
+        self.gpu.replace_shader_text([text, by]);
     }
 
     /// Emulates cooperative matrices with ordinary arithmetic. Works only before the adapter is

@@ -41,7 +41,7 @@ pub struct Gpu {
     /// Folder of the pipeline cache, if caching is on.
     pipelines_folder: Mutex<Option<PathBuf>>,
     /// Text to replace in all shaders, and its replacement. For tests.
-    overridden: OnceLock<[&'static str; 2]>,
+    replaced_text: OnceLock<[&'static str; 2]>,
     /// Set if kernels emulate cooperative matrices. For tests.
     emulates_matrices: OnceLock<()>,
     /// Number of the next driver call to fail, counted from 1; 0 for none. For tests.
@@ -82,7 +82,7 @@ impl Gpu {
             verdict: OnceLock::new(),
             tuning: OnceLock::new(),
             pipelines_folder: Mutex::new(samite_core::cache_folder()),
-            overridden: OnceLock::new(),
+            replaced_text: OnceLock::new(),
             emulates_matrices: OnceLock::new(),
             fault: Arc::default(),
         }))
@@ -186,8 +186,8 @@ impl Gpu {
     }
 
     /// Replaces a piece of text in all shaders. For tests.
-    pub fn override_test(&self, texts: [&'static str; 2]) {
-        let _ = self.overridden.set(texts); // only the first call counts
+    pub fn replace_shader_text(&self, texts: [&'static str; 2]) {
+        let _ = self.replaced_text.set(texts); // only the first call counts
     }
 
     /// Makes kernels emulate cooperative matrices. For tests.
@@ -201,7 +201,7 @@ impl Gpu {
 
     /// Returns whether a test changes the kernels.
     pub fn is_changed(&self) -> bool {
-        self.overridden.get().is_some() || self.emulates_matrices()
+        self.replaced_text.get().is_some() || self.emulates_matrices()
     }
 
     /// Makes driver call number `number` fail, counted from 1; 0 for none. For tests.
@@ -273,7 +273,7 @@ impl Gpu {
                 &device,
                 stored,
                 Changes {
-                    overridden: self.overridden.get().copied(),
+                    replaced_text: self.replaced_text.get().copied(),
                     emulates_matrices: self.emulates_matrices(),
                 },
             ),

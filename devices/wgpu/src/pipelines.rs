@@ -30,7 +30,7 @@ pub struct Pipelines {
 /// Changes to the text of kernels, for tests.
 #[derive(Clone, Copy, Default)]
 pub struct Changes {
-    pub overridden: Option<[&'static str; 2]>,
+    pub replaced_text: Option<[&'static str; 2]>,
     pub emulates_matrices: bool,
 }
 
@@ -91,7 +91,7 @@ impl Pipelines {
         }
         let layout = &self.layouts(shader).1;
         let mut source = shader.source()?;
-        if let Some([text, by]) = self.changes.overridden {
+        if let Some([text, by]) = self.changes.replaced_text {
             source = source.replace(text, by);
         }
         if self.changes.emulates_matrices {

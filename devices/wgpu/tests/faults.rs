@@ -125,7 +125,7 @@ fn wrong_subgroup_sums_disable_subgroups() {
         samite_testing::skipped("the adapter has no operations over subgroups");
         return;
     }
-    own(&device).override_test("subgroupAdd(x)", "x");
+    own(&device).replace_shader_text("subgroupAdd(x)", "x");
     for seed in 0..3 {
         let found = outputs(&device, seed).unwrap();
         let expected = outputs(&healthy, seed).unwrap();
@@ -145,7 +145,7 @@ fn wrong_subgroup_sums_disable_subgroups() {
 #[test]
 fn a_miscomputing_driver_is_refused() {
     let Some(device) = device() else { return };
-    own(&device).override_test("1.0 / sqrt(squares", "1.25 / sqrt(squares");
+    own(&device).replace_shader_text("1.0 / sqrt(squares", "1.25 / sqrt(squares");
     let error = Arc::clone(&device).open_stream().map(drop).unwrap_err();
     assert!(error.to_string().contains("computes wrong"), "{error}");
     let error = outputs(&device, 0).unwrap_err();

@@ -28,7 +28,7 @@ pub struct Drafter {
 
 /// A requested draft: `count` tokens after the `tokens` of a sequence.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ProbabilityKind<'a> {
+pub(crate) struct DraftRequest<'a> {
     pub sequence: usize,
     pub tokens: &'a [u32],
     pub count: usize,
@@ -222,7 +222,7 @@ impl Drafter {
     ///
     /// # Errors
     /// Fails like [`read`](Self::read).
-    pub(crate) fn draft(&mut self, wanted: &[ProbabilityKind<'_>]) -> Result<Vec<Vec<u32>>> {
+    pub(crate) fn draft(&mut self, wanted: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>> {
         let result = self.try_draft(wanted);
         if result.is_err() {
             self.give_up();
@@ -230,7 +230,7 @@ impl Drafter {
         result
     }
 
-    fn try_draft(&mut self, wanted: &[ProbabilityKind<'_>]) -> Result<Vec<Vec<u32>>> {
+    fn try_draft(&mut self, wanted: &[DraftRequest<'_>]) -> Result<Vec<Vec<u32>>> {
         let mut drafts = vec![Vec::new(); wanted.len()];
         self.batch.clear();
         let mut open: Vec<(usize, usize)> = Vec::new();

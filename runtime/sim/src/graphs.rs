@@ -189,7 +189,7 @@ fn watch(
 }
 
 /// An application's action.
-enum ClientAction {
+enum ApplicationAction {
     Run {
         /// Consecutive runs before results are read.
         runs: Vec<Inputs>,
@@ -210,16 +210,16 @@ struct Extras {
     traces: bool,
 }
 
-impl ClientAction {
+impl ApplicationAction {
     fn draw(rng: &mut Rng, graph: &RandomGraph) -> Self {
         if rng.one_in(4) {
-            return ClientAction::Watch(inputs(graph, rng), rng.bits());
+            return ApplicationAction::Watch(inputs(graph, rng), rng.bits());
         }
         let count = 1 + rng.below(4);
         let runs = (0..count).map(|_| inputs(graph, rng)).collect();
         let is_left = rng.one_in(3);
         let last = is_left.then(|| inputs(graph, rng));
-        ClientAction::Run { runs, last }
+        ApplicationAction::Run { runs, last }
     }
 
     fn perform(
@@ -231,7 +231,7 @@ impl ClientAction {
         is_running: &mut bool,
     ) -> Result<Vec<Vec<u8>>> {
         match self {
-            ClientAction::Run { runs, last } => {
+            ApplicationAction::Run { runs, last } => {
                 for inputs in runs {
                     run_one(scheduler, inputs, is_running, |all| all.run(cancel))?;
                 }
@@ -241,7 +241,7 @@ impl ClientAction {
                 }
                 Ok(values)
             }
-            ClientAction::Watch(inputs, seed) => {
+            ApplicationAction::Watch(inputs, seed) => {
                 let wants = |id: TensorId| Rng::new(seed ^ id.index() as u64).one_in(3);
                 // Copies between devices have no counterpart in the twin.
                 let wants = |id: TensorId| id.index() < graph.graph.len() && wants(id);
@@ -322,7 +322,7 @@ impl Application<'_> {
     /// Performs an action on a graph: first with faults, then again without faults if it failed.
     /// Returns false if the machine cannot run the graph.
     fn step(&mut self, twin: usize) -> Result<bool, String> {
-        let deed = ClientAction::draw(&mut self.rng, &self.twins[twin].alone);
+        let deed = ApplicationAction::draw(&mut self.rng, &self.twins[twin].alone);
         let [forgets, reserves, traces] = [4, 4, 4].map(|n| self.rng.one_in(n));
         let extras = Extras {
             forgets,
@@ -371,7 +371,7 @@ impl Application<'_> {
     fn attempt(
         &mut self,
         twin: usize,
-        deed: &ClientAction,
+        deed: &ApplicationAction,
         extras: Extras,
         cancel: &CancelToken,
     ) -> Result<Vec<Vec<u8>>> {
@@ -400,11 +400,11 @@ impl Application<'_> {
         let values = deed.perform(scheduler, graph, &outputs, cancel, is_running)?;
         scheduler.finish_trace();
         // A run that is not awaited would report its cancellation later.
-        if !matches!(deed, ClientAction::Run { last: Some(_), .. }) || cancel.is_cancelled() {
+        if !matches!(deed, ApplicationAction::Run { last: Some(_), .. }) || cancel.is_cancelled() {
             scheduler.synchronize()?;
         }
         let plan = scheduler.current_plan()?;
-        if let ClientAction::Run { runs, last } = deed {
+        if let ApplicationAction::Run { runs, last } = deed {
             let runs = runs.len() + usize::from(last.is_some());
             spent.check(runs, scheduler, plan, &self.machine.world);
         }
@@ -418,7 +418,7 @@ impl Application<'_> {
     fn expect(
         &mut self,
         twin: usize,
-        deed: &ClientAction,
+        deed: &ApplicationAction,
         outputs: &[TensorId],
     ) -> Result<Vec<Vec<u8>>, String> {
         let graph = &self.twins[twin].alone;

@@ -29,7 +29,7 @@ fn device(parameters: &str) -> Option<Arc<dyn Device>> {
 /// Opens a device with a planted bug: it replaces `right` with `wrong` in its kernels.
 fn mistaken(parameters: &str, right: &'static str, wrong: &'static str) -> Option<Arc<dyn Device>> {
     let device = device(parameters)?;
-    own(&device).override_test(right, wrong);
+    own(&device).replace_shader_text(right, wrong);
     Some(device)
 }
 

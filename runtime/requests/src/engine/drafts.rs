@@ -2,7 +2,7 @@
 
 use super::{Active, Engine};
 use crate::draft::{self, AcceptanceRate, BatchLoad};
-use crate::drafter::{Drafter, ProbabilityKind};
+use crate::drafter::{DraftRequest, Drafter};
 use samite_llm::{Error, Result};
 
 /// A planned draft of a request.
@@ -279,10 +279,10 @@ impl Engine {
                 active.position(|active| active.running.id == one.id)
             })
             .collect();
-        let wanted: Vec<ProbabilityKind<'_>> = asked
+        let wanted: Vec<DraftRequest<'_>> = asked
             .iter()
             .zip(&places)
-            .map(|(one, &at)| ProbabilityKind {
+            .map(|(one, &at)| DraftRequest {
                 sequence: self.active[at].sequence,
                 tokens: &self.active[at].running.tokens,
                 count: one.length,
