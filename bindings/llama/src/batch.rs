@@ -177,7 +177,7 @@ fn batch_of(state: &mut ContextState, entries: &[BatchEntry]) -> Outcome<samite_
         let position = match entry.position {
             Some(position) => position,
             None => *next.entry(first).or_insert_with(|| {
-                let cells = engine.cells();
+                let cells = engine.kv_cache().cells();
                 cells
                     .last_position(first as usize)
                     .map_or(0, |last| last.saturating_add(1))
@@ -224,7 +224,7 @@ fn is_too_long(
         let n_seq = engine.options().n_seq;
         let sequences = batch.sequences(token).iter();
         for &sequence in sequences.filter(|&&sequence| (sequence as usize) < n_seq) {
-            let cells = engine.cells();
+            let cells = engine.kv_cache().cells();
             let count = counts
                 .entry(sequence)
                 .or_insert_with(|| cells.sequence_len(sequence as usize));

@@ -14,7 +14,7 @@ fn range(first: i32, end: i32) -> Range<i32> {
 }
 
 pub fn sequence(engine: &Engine, number: i32) -> Outcome<usize> {
-    let count = engine.cells().n_sequences();
+    let count = engine.kv_cache().cells().n_sequences();
     let known = usize::try_from(number)
         .ok()
         .filter(|&number| number < count);
@@ -67,11 +67,11 @@ export! {
             let range = range(first, end);
             if id >= 0 {
                 let id = sequence(engine, id)?;
-                return quiet(engine.remove(id, range)).map(|()| true);
+                return quiet(engine.kv_cache_mut().remove(id, range)).map(|()| true);
             }
-            let all = 0..engine.cells().n_sequences();
+            let all = 0..engine.kv_cache().cells().n_sequences();
             for id in all {
-                quiet(engine.remove(id, range.clone()))?;
+                quiet(engine.kv_cache_mut().remove(id, range.clone()))?;
             }
             Ok(true)
         })
@@ -81,7 +81,7 @@ export! {
     fn llama_memory_seq_cp(handle: *mut Opaque, from: i32, to: i32, first: i32, end: i32), or (); {
         change(handle, |engine| {
             let (from, to) = (sequence(engine, from)?, sequence(engine, to)?);
-            Ok(engine.copy(from, to, range(first, end))?)
+            Ok(engine.kv_cache_mut().copy(from, to, range(first, end))?)
         })
     }
 
@@ -89,7 +89,7 @@ export! {
     fn llama_memory_seq_keep(handle: *mut Opaque, id: i32), or (); {
         change(handle, |engine| {
             let id = sequence(engine, id)?;
-            Ok(engine.keep(id)?)
+            Ok(engine.kv_cache_mut().keep(id)?)
         })
     }
 
@@ -101,7 +101,7 @@ export! {
             let range = range(first, end);
             match delta {
                 0 => Ok(()),
-                delta => Ok(engine.shift(id, range, delta)?),
+                delta => Ok(engine.kv_cache_mut().shift(id, range, delta)?),
             }
         })
     }
@@ -122,7 +122,7 @@ export! {
     fn llama_memory_seq_pos_min(handle: *mut Opaque, id: i32) -> i32, or -1; {
         ask(handle, |engine| {
             let id = sequence(engine, id)?;
-            Ok(engine.positions(id).map_or(-1, |positions| *positions.start()))
+            Ok(engine.kv_cache().positions(id).map_or(-1, |positions| *positions.start()))
         })
     }
 
@@ -130,12 +130,12 @@ export! {
     fn llama_memory_seq_pos_max(handle: *mut Opaque, id: i32) -> i32, or -1; {
         ask(handle, |engine| {
             let id = sequence(engine, id)?;
-            Ok(engine.positions(id).map_or(-1, |positions| *positions.end()))
+            Ok(engine.kv_cache().positions(id).map_or(-1, |positions| *positions.end()))
         })
     }
 
     /// Returns whether positions can be shifted.
     fn llama_memory_can_shift(handle: *mut Opaque) -> bool, or false; {
-        ask(handle, |engine| Ok(engine.can_shift()))
+        ask(handle, |engine| Ok(engine.kv_cache().can_shift()))
     }
 }

@@ -30,8 +30,8 @@ fn bytes(state: &mut ContextState, id: Option<i32>) -> Outcome<&[u8]> {
         let bytes = match id {
             Some(id) => of_sequence(engine, sequence(engine, id)?)?,
             None => {
-                let used = (0..engine.cells().n_sequences())
-                    .filter(|&id| engine.cells().last_position(id).is_some());
+                let used = (0..engine.kv_cache().cells().n_sequences())
+                    .filter(|&id| engine.kv_cache().cells().last_position(id).is_some());
                 let used: Vec<usize> = used.collect();
                 let mut all = Vec::new();
                 for word in [MAGIC_CONTEXT, VERSION, used.len() as u32] {
@@ -104,7 +104,7 @@ fn restore_all(state: &mut ContextState, bytes: &[u8]) -> Outcome<usize> {
     state.saved = None;
     state.results.clear();
     let engine = state.engine()?;
-    let room = engine.cells().n_sequences();
+    let room = engine.kv_cache().cells().n_sequences();
     if let Some((id, _)) = sequences.iter().find(|(id, _)| *id >= room) {
         return Err(Failure::new(format!(
             "the state has a sequence {id}, the context {room} (n_seq_max)"

@@ -114,7 +114,9 @@ fn commands(way: Way, programs: &[(usize, &[&str])]) -> Vec<Command> {
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
             .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
             .env("OMPI_MCA_hwloc_base_binding_policy", "none")
-            .env("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
+            .env("OMPI_MCA_btl_vader_single_copy_mechanism", "none")
+            // MPICH's transport prints where a process crashed.
+            .env("UCX_HANDLE_ERRORS", "bt");
     }
     commands
 }

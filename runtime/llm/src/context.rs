@@ -27,7 +27,7 @@ use crate::batch::{Batch, BatchToken};
 use crate::context::device_top_k::DeviceTopK;
 use crate::error::{Error, Result, try_resize};
 use crate::graphs::{GraphCache, GraphSource};
-use crate::kv::{Cells, KvCache, Rotation};
+use crate::kv::{KvCache, Rotation};
 use crate::model::Model;
 use adapters::SequenceAdapters;
 use memory::MemoryReport;
@@ -36,7 +36,7 @@ use samite_sched::{Plan, Scheduler};
 use staging::{Staging, check_filled};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Range, RangeBounds, RangeInclusive};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A model that decodes some sequences.
@@ -54,7 +54,7 @@ use std::sync::Arc;
 /// context.decode(&Batch::sequence(&[1, 2, 3], 0, 0))?;
 /// let logits = context.logits(2).unwrap();
 /// // The sequence goes on at position 3, and a copy of it at another token.
-/// context.copy(0, 1, ..)?;
+/// context.kv_cache_mut().copy(0, 1, ..)?;
 /// context.decode(&Batch::sequence(&[4], 3, 0))?;
 /// context.decode(&Batch::sequence(&[5], 3, 1))?;
 /// # Ok(())
@@ -350,22 +350,14 @@ impl Context {
         self.cache.cells.len()
     }
 
-    /// Returns the cells of the cache.
-    pub fn cells(&self) -> &Cells {
-        &self.cache.cells
+    /// Returns the KV cache.
+    pub fn kv_cache(&self) -> &KvCache {
+        &self.cache
     }
 
-    /// Returns the positions of `sequence` that all layers still have individually. For a model
-    /// with a recurrent state, that is only the last one. Returns `None` for a sequence that is
-    /// empty or does not exist.
-    pub fn positions(&self, sequence: usize) -> Option<RangeInclusive<i32>> {
-        let last = self.cache.cells.last_position(sequence)?;
-        if self.cache.states.is_some() {
-            return Some(last..=last);
-        }
-        let window = self.cache.window.as_ref().map(|window| &window.cells);
-        let first = window.unwrap_or(&self.cache.cells).first_position(sequence);
-        Some(first?..=last)
+    /// Returns the KV cache, to remove, copy and shift what sequences have in it.
+    pub fn kv_cache_mut(&mut self) -> &mut KvCache {
+        &mut self.cache
     }
 
     /// Returns the scheduler, for its counters and plans.
@@ -413,179 +405,6 @@ impl Context {
         report.finish()
     }
 
-    /// Removes the positions `range` from `sequence`.
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
-    pub fn remove(&mut self, sequence: usize, range: impl RangeBounds<i32>) -> Result<()> {
-        let leaves_some = self.cache.states.is_some() && !self.is_whole(sequence, &range);
-        if leaves_some {
-            let last = self.cache.cells.last_position(sequence);
-            if !last.is_some_and(|last| (0..=last).any(|position| range.contains(&position))) {
-                return Ok(());
-            }
-            let mark = self.marked(sequence);
-            let from_mark = |mark: i32| {
-                let starts = range.contains(&mark) && !range.contains(&(mark - 1));
-                starts && last.is_some_and(|last| range.contains(&last))
-            };
-            if !mark.is_some_and(from_mark) {
-                return Err(Error::invalid(format!(
-                    "sequence {sequence}: this model keeps a state, from which single tokens cannot be removed; remove the whole sequence, or what came since it was marked"
-                )));
-            }
-        }
-        let range = (range.start_bound().cloned(), range.end_bound().cloned());
-        self.cache
-            .edit(sequence, |cells| cells.remove(sequence, range))?;
-        match &mut self.cache.states {
-            Some(states) if leaves_some => states.go_back(sequence),
-            Some(states) => states.forget(sequence),
-            None => {}
-        }
-        Ok(())
-    }
-
-    /// Returns whether `range` covers the whole sequence.
-    fn is_whole(&self, sequence: usize, range: &impl RangeBounds<i32>) -> bool {
-        let last = self.cache.cells.last_position(sequence);
-        last.is_none_or(|last| range.contains(&0) && range.contains(&last))
-    }
-
-    /// Returns whether positions of a sequence can be removed individually, and shifted.
-    pub fn can_shift(&self) -> bool {
-        self.model.spec().can_shift()
-    }
-
-    /// Returns whether the last tokens of a sequence can always be removed: the model has neither
-    /// recurrent states nor windows.
-    pub fn can_truncate(&self) -> bool {
-        self.cache.states.is_none() && self.cache.window.is_none()
-    }
-
-    /// Returns whether the model has a recurrent state, from which only tokens after a
-    /// [mark](Self::mark) can be removed.
-    pub fn has_recurrent_states(&self) -> bool {
-        self.cache.states.is_some()
-    }
-
-    /// Returns whether the end of `sequence`, starting at `position`, can be removed and replaced.
-    pub fn can_cut(&self, sequence: usize, position: i32) -> bool {
-        let last = self.cache.cells.last_position(sequence);
-        let is_whole = position <= 0 || last.is_none_or(|last| position > last);
-        let is_free = self.cache.states.is_none() || self.marked(sequence) == Some(position);
-        is_whole || is_free && self.cache.can_go_on(sequence, position)
-    }
-
-    /// Marks the end of `sequence`, replacing an earlier mark. What follows the mark can be removed
-    /// even if the model has a recurrent state. A mark costs nothing. Without a recurrent state, it
-    /// does nothing.
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
-    pub fn mark(&mut self, sequence: usize) -> Result<()> {
-        self.cache.cells.check(sequence)?;
-        let next = self
-            .cache
-            .cells
-            .last_position(sequence)
-            .map_or(0, |last| last + 1);
-        if let Some(states) = &mut self.cache.states {
-            states.set_mark(sequence, next);
-        }
-        Ok(())
-    }
-
-    /// Returns the position after the [mark](Self::mark) of `sequence`.
-    pub fn marked(&self, sequence: usize) -> Option<i32> {
-        self.cache.states.as_ref()?.mark(sequence)
-    }
-
-    /// Removes the positions `range` from `sequence`, and shifts what follows to where the range
-    /// started.
-    ///
-    /// # Errors
-    /// Fails like [`shift`](Self::shift). After an error, nothing is changed.
-    pub fn cut_out(&mut self, sequence: usize, range: Range<i32>) -> Result<()> {
-        self.check_shift()?;
-        let length = range.end.saturating_sub(range.start);
-        self.cache.edit(sequence, |cells| {
-            cells.remove(sequence, range.clone())?;
-            cells.shift(sequence, range.end.., -length)
-        })
-    }
-
-    /// Makes sequence `to` share the positions `range` of `from`, and replaces the previous
-    /// contents of `to` there.
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] if a sequence does not exist.
-    pub fn copy(&mut self, from: usize, to: usize, range: impl RangeBounds<i32>) -> Result<()> {
-        if self.cache.states.is_none() {
-            let range = (range.start_bound().cloned(), range.end_bound().cloned());
-            return self.cache.edit(to, |cells| cells.copy(from, to, range));
-        }
-        if !self.is_whole(from, &range) {
-            return Err(Error::invalid(format!(
-                "sequence {from}: this model keeps a state, of which no part can be copied; copy the whole sequence"
-            )));
-        }
-        self.cache.edit(to, |cells| {
-            cells.remove(to, ..)?;
-            cells.copy(from, to, ..)
-        })?;
-        if let Some(states) = &mut self.cache.states {
-            states.share(from, to);
-        }
-        Ok(())
-    }
-
-    /// Removes every sequence but this one.
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
-    pub fn keep(&mut self, sequence: usize) -> Result<()> {
-        for cells in self.cache.both() {
-            cells.keep(sequence)?;
-        }
-        if let Some(states) = &mut self.cache.states {
-            let others = (0..self.cache.cells.n_sequences()).filter(|&other| other != sequence);
-            others.for_each(|other| states.forget(other));
-        }
-        Ok(())
-    }
-
-    /// Shifts the positions `range` of `sequence` by `delta`; see [`Cells::shift`].
-    ///
-    /// # Errors
-    /// Fails like [`Cells::shift`].
-    pub fn shift(
-        &mut self,
-        sequence: usize,
-        range: impl RangeBounds<i32>,
-        delta: i32,
-    ) -> Result<()> {
-        self.check_shift()?;
-        let range = (range.start_bound().cloned(), range.end_bound().cloned());
-        self.cache
-            .edit(sequence, |cells| cells.shift(sequence, range, delta))
-    }
-
-    fn check_shift(&self) -> Result<()> {
-        if self.sizes.is_bidirectional {
-            return Err(Error::invalid(
-                "nothing is kept of this model's tokens: there is nothing to move",
-            ));
-        }
-        if self.model.spec().can_shift() {
-            Ok(())
-        } else {
-            Err(Error::invalid(
-                "what this model keeps depends on positions: they cannot be moved",
-            ))
-        }
-    }
-
     /// Removes all sequences.
     ///
     /// # Errors
@@ -603,7 +422,7 @@ impl Context {
     /// for a batch that is empty or too long, or has invalid tokens, sequences or positions. Also
     /// fails if decoding is cancelled or stopped by a watcher, or if a device fails. After an
     /// error, the cache is as it was before, unless cached keys were being
-    /// [shifted](Context::shift): then it is empty.
+    /// [shifted](KvCache::shift): then it is empty.
     pub fn decode(&mut self, batch: &Batch) -> Result<()> {
         self.begin(batch)?;
         // A later failure would be reported by the next batch although this one counts as decoded.
@@ -954,14 +773,6 @@ impl Context {
             self.loaded = Some(shape);
         }
         Ok(Arc::clone(&built.inputs))
-    }
-
-    pub(crate) fn cache(&self) -> &KvCache {
-        &self.cache
-    }
-
-    pub(crate) fn cache_mut(&mut self) -> &mut KvCache {
-        &mut self.cache
     }
 
     /// Waits until the memory of the cache matches its cells.

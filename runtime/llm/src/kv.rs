@@ -3,12 +3,14 @@
 
 mod cache;
 mod cells;
+mod plan;
 mod shift;
 mod states;
 mod window;
 
-pub(crate) use cache::{KvCache, KvPlan};
+pub use cache::{CacheKind, KvCache};
 pub use cells::Cells;
+pub(crate) use plan::KvPlan;
 pub(crate) use shift::Rotation;
 pub(crate) use states::States;
 pub(crate) use window::Window;

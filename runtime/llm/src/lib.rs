@@ -37,8 +37,8 @@
 //!   tensor, rule or limit.
 //! - A decode that fails or is cancelled leaves the cache unchanged: the cells that it allocated
 //!   are free again.
-//! - Sequences can [share](Context::copy) their past, [remove](Context::remove) parts of it and
-//!   [shift](Context::shift) it. Keys whose positions changed are rotated before their next use.
+//! - Sequences can [share](KvCache::copy) their past, [remove](KvCache::remove) parts of it and
+//!   [shift](KvCache::shift) it. Keys whose positions changed are rotated before their next use.
 //! - The crate knows devices only as [`samite_core::Device`]. Models do not know which devices they
 //!   run on.
 //!
@@ -103,7 +103,7 @@ pub use cost::TokenCost;
 pub use embed::{Normalization, cosine, embed, fit_to};
 pub use error::{Error, Result};
 pub use fit::{DeviceNeed, Fit, FitOptions};
-pub use kv::Cells;
+pub use kv::{CacheKind, Cells, KvCache};
 pub use model::{Model, ModelOptions, ModelPlan, Progress};
 pub use perplexity::{
     Distribution, Estimate, KlDivergence, Perplexity, kl_divergence, perplexity, record_log_probs,

@@ -491,7 +491,7 @@ impl Context {
     /// not enough memory, or if a device fails.
     pub fn save(&mut self, sequence: usize) -> Result<SavedSequence> {
         self.settle()?;
-        let cache = self.cache();
+        let cache = self.kv_cache();
         let sorted = |cells: &crate::kv::Cells| -> Result<(Vec<i32>, Vec<usize>)> {
             Ok(cells.sorted(sequence)?.into_iter().unzip())
         };
@@ -527,11 +527,11 @@ impl Context {
     pub fn restore(&mut self, sequence: usize, saved: &SavedSequence) -> Result<()> {
         self.settle()?;
         self.check_saved(sequence, saved)?;
-        self.remove(sequence, ..)?;
+        self.kv_cache_mut().remove(sequence, ..)?;
         let result = self.put(sequence, saved);
         match &result {
-            Ok(()) => self.cache_mut().commit(),
-            Err(_) => self.cache_mut().rollback(),
+            Ok(()) => self.kv_cache_mut().commit(),
+            Err(_) => self.kv_cache_mut().rollback(),
         }
         result
     }
@@ -561,7 +561,7 @@ impl Context {
         if !is_part || !saved.tokens.is_empty() && saved.tokens.len() != saved.len() {
             return wrong("the saved sequence contradicts itself".to_owned());
         }
-        let cache = self.cache();
+        let cache = self.kv_cache();
         cache.cells.check(sequence)?;
         let free = cache.cells.free() + cache.cells.count(sequence, 0..i32::MAX);
         if saved.len() > free {
@@ -597,7 +597,7 @@ impl Context {
 
     /// Returns the number of last tokens that layers with a window need.
     fn needed(&self, saved: &SavedSequence) -> usize {
-        let window = self.cache().window.as_ref();
+        let window = self.kv_cache().window.as_ref();
         match (window, saved.positions.last()) {
             (Some(window), Some(&last)) => {
                 let first = window.first_seen(last.saturating_add(1));
@@ -611,7 +611,7 @@ impl Context {
     fn put(&mut self, sequence: usize, saved: &SavedSequence) -> Result<()> {
         let needed = self.needed(saved);
         let sequences = [u32::try_from(sequence).unwrap_or(u32::MAX)];
-        let cache = self.cache_mut();
+        let cache = self.kv_cache_mut();
         if let Some(window) = &mut cache.window {
             window.make_room(needed);
         }

@@ -3,6 +3,7 @@
 use crate::batch::Batch;
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::kv::CacheKind;
 use crate::saved::{SavedSequence, Stopped};
 use crate::text_generator::{Finish, TextGenerator};
 use samite_text::{LogProbabilities, Sampler, SamplerState, StopSequences, Tokenizer};
@@ -172,7 +173,7 @@ impl Session {
         let tokenizer = Arc::clone(context.model().tokenizer()?);
         context.clear()?;
         Ok(Session {
-            own_changes: context.cells().changes(0),
+            own_changes: context.kv_cache().cells().changes(0),
             is_foreign: false,
             context,
             tokenizer,
@@ -332,7 +333,7 @@ impl Session {
 
     /// Returns whether only the session changed the sequence.
     fn is_whole(&self) -> bool {
-        let cells = self.context.cells();
+        let cells = self.context.kv_cache().cells();
         !self.is_foreign
             && cells.changes(0) == self.own_changes
             && cells.sequence_len(0) == self.tokens.len()
@@ -340,9 +341,9 @@ impl Session {
 
     /// Changes the sequence, and records changes that are not the session's own.
     fn change<T>(&mut self, act: impl FnOnce(&mut Context) -> Result<T>) -> Result<T> {
-        self.is_foreign |= self.context.cells().changes(0) != self.own_changes;
+        self.is_foreign |= self.context.kv_cache().cells().changes(0) != self.own_changes;
         let result = act(&mut self.context);
-        self.own_changes = self.context.cells().changes(0);
+        self.own_changes = self.context.kv_cache().cells().changes(0);
         result
     }
 
@@ -381,7 +382,7 @@ impl Session {
             )));
         }
         context.clear()?;
-        self.own_changes = context.cells().changes(0);
+        self.own_changes = context.kv_cache().cells().changes(0);
         self.is_foreign = false;
         let device_top_k = self.context.requested_top_k();
         self.context = context;
@@ -611,6 +612,7 @@ impl Session {
     fn decode_one(&mut self, token: u32) -> Result<()> {
         let position = self
             .context
+            .kv_cache()
             .cells()
             .last_position(0)
             .map_or(0, |last| last + 1);
@@ -650,10 +652,10 @@ impl Session {
         // windows by a limited number of tokens.
         let places = [
             Some(common),
-            self.context.marked(0).map(|mark| mark as usize),
+            self.context.kv_cache().marked(0).map(|mark| mark as usize),
         ];
         let reusable = places.into_iter().flatten().find(|&place| {
-            place <= common && self.is_whole() && self.context.can_cut(0, place as i32)
+            place <= common && self.is_whole() && self.context.kv_cache().can_cut(0, place as i32)
         });
         let common = reusable.unwrap_or(0);
         self.tokens.truncate(common);
@@ -663,7 +665,7 @@ impl Session {
             left -= *count;
         }
         self.batches.retain(|&count| count > 0);
-        self.change(|context| context.remove(0, common as i32..))?;
+        self.change(|context| context.kv_cache_mut().remove(0, common as i32..))?;
         // The remaining prefix was changed only by the session.
         self.is_foreign = false;
         timings.reused_tokens = common;
@@ -672,9 +674,9 @@ impl Session {
         // it is part of the conversation.
         let marked = prompt.len().saturating_sub(TEMPLATE_TAIL);
         let wanted = common..prompt.len();
-        if self.context.has_recurrent_states() && marked >= common + TEMPLATE_TAIL {
+        if self.context.kv_cache().kind() == CacheKind::States && marked >= common + TEMPLATE_TAIL {
             self.decode_part(prompt, marked, &wanted)?;
-            let marked = self.context.mark(0);
+            let marked = self.context.kv_cache_mut().mark(0);
             self.unless_lost(marked)?;
         }
         self.decode_part(prompt, prompt.len(), &wanted)
@@ -723,11 +725,11 @@ impl Session {
     fn shift_context(&mut self, keep: usize) -> Result<bool> {
         let length = self.tokens.len();
         let forget = length.saturating_sub(keep) / 2;
-        if forget == 0 || !self.context.can_shift() {
+        if forget == 0 || !self.context.kv_cache().can_shift() {
             return Ok(false);
         }
         let range = keep as i32..(keep + forget) as i32;
-        if let Err(error) = self.change(|context| context.cut_out(0, range)) {
+        if let Err(error) = self.change(|context| context.kv_cache_mut().cut_out(0, range)) {
             tracing::warn!(%error, "nothing can be forgotten of the full context");
             return Ok(false);
         }

@@ -48,7 +48,7 @@ impl Drafter {
     /// cannot be removed individually.
     pub fn new(mut context: Context, model: &Model, least: f32) -> Result<Self> {
         check_vocabularies(context.model(), model)?;
-        if context.model().spec().is_bidirectional() || !context.can_truncate() {
+        if context.model().spec().is_bidirectional() || !context.kv_cache().can_truncate() {
             return Err(wrong(
                 context.model(),
                 "it keeps a state, or layers of it look through a window, so that tokens that do not come true cannot be taken back: choose a model with whole attention in all layers",
@@ -125,7 +125,7 @@ impl Drafter {
             return;
         };
         text.clear();
-        if let Err(error) = self.context.remove(sequence, ..) {
+        if let Err(error) = self.context.kv_cache_mut().remove(sequence, ..) {
             tracing::warn!(%error, sequence, "a text of the draft model cannot be forgotten");
         }
     }
@@ -138,7 +138,7 @@ impl Drafter {
         };
         let text = text[..count.min(text.len())].to_vec();
         let end = i32::try_from(text.len()).unwrap_or(i32::MAX);
-        match self.context.copy(from, to, 0..end) {
+        match self.context.kv_cache_mut().copy(from, to, 0..end) {
             Ok(()) => self.texts[to] = text,
             Err(error) => {
                 tracing::warn!(%error, "a text of the draft model cannot be copied");
@@ -153,7 +153,7 @@ impl Drafter {
         if known < self.texts[sequence].len() {
             let end = i32::try_from(known).unwrap_or(i32::MAX);
             self.texts[sequence].truncate(known);
-            self.context.remove(sequence, end..)?;
+            self.context.kv_cache_mut().remove(sequence, end..)?;
         }
         Ok(known)
     }
@@ -183,7 +183,7 @@ impl Drafter {
             // If a device is lost, for example, at least the cells no longer count as used.
             tracing::warn!(%error, "the draft model's context cannot be cleared");
             for sequence in 0..self.texts.len() {
-                if let Err(error) = self.context.remove(sequence, ..) {
+                if let Err(error) = self.context.kv_cache_mut().remove(sequence, ..) {
                     tracing::warn!(%error, sequence,
                         "a text of the draft model cannot be forgotten");
                 }

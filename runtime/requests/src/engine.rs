@@ -205,7 +205,7 @@ impl Engine {
             slots: options.slots,
             queue: options.queue,
             vocabulary: context.model().spec().n_vocab,
-            can_shift: context.can_shift(),
+            can_shift: context.kv_cache().can_shift(),
         };
         let clock = Arc::clone(&context.options().environment.clock);
         Ok(Engine {
@@ -298,7 +298,7 @@ impl Engine {
                 return;
             }
         };
-        let can_cut = self.context.can_truncate();
+        let can_cut = self.context.kv_cache().can_truncate();
         let Some(disk) = self.disk.as_mut() else {
             return;
         };
@@ -619,7 +619,7 @@ impl Engine {
             ..
         } = active;
         self.ended.push(running.event_queue);
-        let last = self.context.cells().last_position(sequence);
+        let last = self.context.kv_cache().cells().last_position(sequence);
         let is_whole = last.map_or(0, |last| last as usize + 1) == decoded;
         let is_kept = is_kept
             && running.request.cache.keep
@@ -633,7 +633,7 @@ impl Engine {
         let mut tokens = running.tokens;
         tokens.truncate(decoded);
         self.write_to_disk(sequence, &tokens, running.key);
-        let can_cut = self.context.can_truncate();
+        let can_cut = self.context.kv_cache().can_truncate();
         let freed = self.kept.add(sequence, tokens, running.key, slot, can_cut);
         freed.into_iter().for_each(|sequence| self.free(sequence));
         while self.kept.len() > self.options.kept {
@@ -643,7 +643,7 @@ impl Engine {
 
     /// Removes a sequence.
     fn free(&mut self, sequence: usize) {
-        if let Err(error) = self.context.remove(sequence, ..) {
+        if let Err(error) = self.context.kv_cache_mut().remove(sequence, ..) {
             tracing::error!(%error, sequence, "a sequence cannot be forgotten");
         }
         if let Some(drafter) = &mut self.drafter {
@@ -704,7 +704,7 @@ impl Engine {
                 is_paused: active.paused.is_some(),
             };
         }
-        let cells = self.context.cells();
+        let cells = self.context.kv_cache().cells();
         let at_work = self.active.iter().map(|active| active.running.key.0);
         View {
             slots,
@@ -798,7 +798,7 @@ impl Engine {
             self.free(sequence);
             return Err(error);
         }
-        let can_cut = self.context.can_truncate();
+        let can_cut = self.context.kv_cache().can_truncate();
         let key = (set, salt);
         let freed = self
             .kept

@@ -2,7 +2,7 @@
 //! prefixes of a prompt.
 
 use crate::event::{CacheMiss, MissCause};
-use samite_llm::Context;
+use samite_llm::{CacheKind, Context};
 use std::collections::VecDeque;
 
 /// Key that must be equal for two requests to share anything: the number of the set of adapters,
@@ -58,14 +58,17 @@ fn usable(
     length: usize,
     most: usize,
 ) -> (usize, Option<MissCause>) {
-    let can = |place: usize| i32::try_from(place).is_ok_and(|at| context.can_cut(sequence, at));
+    let can = |place: usize| {
+        i32::try_from(place).is_ok_and(|at| context.kv_cache().can_cut(sequence, at))
+    };
     if most == 0 || most == length || can(most) {
         return (most, None);
     }
     let mark = context
+        .kv_cache()
         .marked(sequence)
         .and_then(|mark| usize::try_from(mark).ok());
-    let cause = if context.has_recurrent_states() {
+    let cause = if context.kv_cache().kind() == CacheKind::States {
         MissCause::NoState
     } else {
         MissCause::Window

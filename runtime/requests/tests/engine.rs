@@ -1036,7 +1036,7 @@ fn of_architecture(architecture: &'static str) -> Engine {
         ..ContextOptions::default()
     };
     let context = Context::new(model, context).unwrap();
-    assert!(!context.can_truncate(), "{architecture}");
+    assert!(!context.kv_cache().can_truncate(), "{architecture}");
     Engine::new(context, options).unwrap()
 }
 

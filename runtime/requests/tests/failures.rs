@@ -265,15 +265,15 @@ fn non_finite_cells_are_detected_and_cleared() {
         assert!(!context.is_finite(0).unwrap());
     };
     spoil(&mut context);
-    context.remove(0, ..).unwrap();
+    context.kv_cache_mut().remove(0, ..).unwrap();
     let error = context.decode_finite(&batch(1)).unwrap_err();
     assert!(matches!(error, Error::NotFinite { token: 3 }), "{error}");
-    assert_eq!(context.cells().used(), 0);
+    assert_eq!(context.kv_cache().cells().used(), 0);
     context.scrub_free_cells().unwrap();
     context.decode_finite(&batch(1)).unwrap();
     assert!(context.is_finite(1).unwrap());
 
-    context.remove(1, ..).unwrap();
+    context.kv_cache_mut().remove(1, ..).unwrap();
     spoil(&mut context);
     context.scrub(0).unwrap();
     context.decode_finite(&batch(1)).unwrap();

@@ -360,7 +360,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
     assert_eq!(engine.view().used_cells, 0, "seed {seed}: cells are left");
     for sequence in 0..options.n_seq() {
         assert_eq!(
-            engine.context().cells().last_position(sequence),
+            engine.context().kv_cache().cells().last_position(sequence),
             None,
             "seed {seed}"
         );

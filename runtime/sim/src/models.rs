@@ -29,7 +29,7 @@ enum Call {
     Decode(Vec<(u32, i32, u32, bool)>),
     Remove(usize, i32, i32),
     Copy(usize, usize),
-    KeepAlive(usize),
+    Keep(usize),
     Shift(usize, i32, i32),
     Clear,
     /// Sets the adapter's scale; `None` removes the adapter.
@@ -38,7 +38,7 @@ enum Call {
 
 impl Call {
     fn draw(rng: &mut Rng, context: &Context) -> Self {
-        let cells = context.cells();
+        let cells = context.kv_cache().cells();
         let sequence = rng.below(SEQUENCES);
         let last = cells.last_position(sequence).unwrap_or(-1);
         match rng.below(16) {
@@ -47,7 +47,7 @@ impl Call {
                 Call::Remove(sequence, first, first + 1 + rng.below(6) as i32)
             }
             1 => Call::Copy(sequence, rng.below(SEQUENCES)),
-            2 if rng.one_in(3) => Call::KeepAlive(sequence),
+            2 if rng.one_in(3) => Call::Keep(sequence),
             3 | 4 => Call::Shift(
                 sequence,
                 rng.below(last.max(0) as usize + 1) as i32,
@@ -83,10 +83,14 @@ impl Call {
                 let logits = (0..tokens.len()).filter_map(|index| context.logits(index));
                 return Ok(logits.map(<[f32]>::to_vec).collect());
             }
-            &Call::Remove(sequence, first, end) => context.remove(sequence, first..end)?,
-            &Call::Copy(from, to) => context.copy(from, to, ..)?,
-            &Call::KeepAlive(sequence) => context.keep(sequence)?,
-            &Call::Shift(sequence, first, delta) => context.shift(sequence, first.., delta)?,
+            &Call::Remove(sequence, first, end) => {
+                context.kv_cache_mut().remove(sequence, first..end)?
+            }
+            &Call::Copy(from, to) => context.kv_cache_mut().copy(from, to, ..)?,
+            &Call::Keep(sequence) => context.kv_cache_mut().keep(sequence)?,
+            &Call::Shift(sequence, first, delta) => {
+                context.kv_cache_mut().shift(sequence, first.., delta)?
+            }
             Call::Clear => context.clear()?,
             Call::Adapter(share) => {
                 let adapters = share.map(|share| ScaledAdapter {
@@ -117,7 +121,7 @@ impl Positions {
                 self.0[*sequence].retain(|position| !(first..end).contains(&position));
             }
             &Call::Copy(from, to) => self.0[to] = self.0[from].clone(),
-            &Call::KeepAlive(kept) => {
+            &Call::Keep(kept) => {
                 let others = (0..SEQUENCES).filter(|&other| other != kept);
                 others.for_each(|other| self.0[other].clear());
             }
@@ -317,14 +321,15 @@ impl Application {
         let is_cancelled = cancel.is_cancelled();
         let explained = player.stop();
         cancel.reset();
-        let had_cells = self.alone.cells().used() > 0;
+        let had_cells = self.alone.kv_cache().cells().used() > 0;
         world.with(|state| state.check_idle("a call"))?;
         let mut tried = tried;
         if let Err(error) = &tried
             && (explained(&error.to_string()) || is_cancelled)
         {
             world.with(|state| state.note(|_| format!("again, after: {error}")));
-            let is_cleared = |loaded: &LoadedModel| had_cells && loaded.context.cells().used() == 0;
+            let is_cleared =
+                |loaded: &LoadedModel| had_cells && loaded.context.kv_cache().cells().used() == 0;
             let is_lost = !world.with(|state| state.lost_devices()).is_empty();
             // If moving keys fails, which ones moved is unknown, and the cache is cleared.
             let was_moving = self
@@ -389,14 +394,14 @@ impl Application {
     fn check(&self) -> std::result::Result<(), String> {
         let simulated = self.loaded.as_ref().map(|loaded| &loaded.context);
         for context in simulated.into_iter().chain([&self.alone]) {
-            if let Some(difference) = self.positions.differ(context.cells()) {
+            if let Some(difference) = self.positions.differ(context.kv_cache().cells()) {
                 return Err(difference);
             }
         }
         let state = |context: &Context| {
             let shares = context.options().adapters.iter();
             let shares: Vec<f32> = shares.map(|adapter| adapter.share).collect();
-            (shares, context.cells().end())
+            (shares, context.kv_cache().cells().end())
         };
         let (mine, expected) = (simulated.map(state), state(&self.alone));
         match mine.filter(|mine| *mine != expected) {

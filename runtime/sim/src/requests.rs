@@ -516,7 +516,7 @@ fn is_empty(engine: &mut Engine, options: &EngineOptions) -> Result<(), String> 
         engine.drafter().map(Drafter::context),
     ];
     for context in contexts.into_iter().flatten() {
-        let cells = context.cells();
+        let cells = context.kv_cache().cells();
         let left = (0..options.n_seq()).find(|&sequence| cells.last_position(sequence).is_some());
         if cells.used() > 0 || left.is_some() {
             return Err(format!(

@@ -41,7 +41,7 @@ enum Call {
     /// Decodes these tokens.
     Decode(Tokens),
     /// Allocates memory, stores a secret in it and reads it again.
-    KeepAlive,
+    Store,
     /// Frees that memory.
     Free,
     /// Disconnects; the next call reconnects.
@@ -53,7 +53,7 @@ impl Call {
         match rng.below(12) {
             0 => Call::Leave,
             1 | 2 => Call::Free,
-            3..6 => Call::KeepAlive,
+            3..6 => Call::Store,
             _ => Call::Decode(served::tokens(rng)),
         }
     }
@@ -214,7 +214,7 @@ impl Client {
         };
         match call {
             Call::Decode(tokens) => return self.text.decode(&mut loaded.context, tokens),
-            Call::KeepAlive => {
+            Call::Store => {
                 loaded.secret = Some(served::keep(&loaded.device, Usage::Any, &self.secret)?);
             }
             Call::Free | Call::Leave => loaded.free()?,

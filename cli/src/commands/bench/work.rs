@@ -110,7 +110,9 @@ impl BenchRunner {
     pub fn sample(&mut self) -> CommandResult<f64> {
         let BenchCase { tokens, depth, .. } = self.work;
         for sequence in 0..self.work.sequences {
-            self.context.remove(sequence, depth as i32..)?;
+            self.context
+                .kv_cache_mut()
+                .remove(sequence, depth as i32..)?;
         }
         let start = Instant::now();
         if self.work.is_prompt {

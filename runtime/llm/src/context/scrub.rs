@@ -85,7 +85,7 @@ impl Context {
         self.scheduler.synchronize()?;
         let held = |states: &States| states.held(sequence);
         let mut rows = self.rows_of(|cells| cells.only_of(sequence), held);
-        self.remove(sequence, ..)?;
+        self.cache.remove(sequence, ..)?;
         if let Some(states) = &self.cache.states {
             rows.states.retain(|&row| states.is_free(row));
         }

@@ -1,238 +1,61 @@
-//! The memory of the KV cache.
+//! The KV cache: what sequences have in it, and how that is removed, copied and shifted.
 
 use crate::arch::{LayerCache, Spec};
 use crate::context::Sizes;
 use crate::error::{Error, Result};
-use crate::graphs::GraphSource;
 use crate::kv::cells::Cells;
+use crate::kv::plan::{KvGroup, KvPlan, layers};
 use crate::kv::states::States;
 use crate::kv::window::Window;
-use crate::placement_fallback::PlacementFallback;
 use crate::rules::Choice;
-use crate::tensor_split;
-use crate::weights::Weights;
-use samite_core::{
-    BufferType, Cut, DType, Layout, StoredTensor, TensorGroup, TensorInfo, Usage, same_buffer_type,
-};
+use samite_core::{TensorGroup, Usage};
 use samite_sched::DeviceSet;
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::ops::{Range, RangeBounds, RangeInclusive};
 
-/// Cells and their memory: for each layer with attention, a row of keys and a row of values for
-/// each cell.
+/// What the layers of a model keep of a sequence. It decides what can be removed from the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheKind {
+    /// Nothing: attention is bidirectional, and all tokens of a sequence are in one batch.
+    Nothing,
+    /// Keys and values of all tokens.
+    Tokens,
+    /// Keys and values of all tokens in some layers, and of the last ones in layers with a window.
+    Windows,
+    /// Recurrent states, from which only tokens after a [mark](KvCache::mark) can be removed.
+    States,
+}
+
+/// The tokens of sequences in cells, and their memory: for each layer with attention, a row of keys
+/// and a row of values for each cell.
+///
+/// A removed or shifted sequence changes its cells at once. Its keys are rotated by the next
+/// [decode](crate::Context::decode).
 #[derive(Debug)]
-pub(crate) struct KvCache {
-    pub cells: Cells,
+pub struct KvCache {
+    kind: CacheKind,
+    can_shift: bool,
+    pub(crate) cells: Cells,
     /// Cells of layers with a window, if these are separate.
-    pub window: Option<Window>,
+    pub(crate) window: Option<Window>,
     /// Cache of each layer.
-    pub layers: Vec<LayerCache>,
+    pub(crate) layers: Vec<LayerCache>,
     /// Rows of recurrent states, if the model has them.
-    pub states: Option<States>,
+    pub(crate) states: Option<States>,
     /// Device by layer.
-    pub choices: Vec<Choice>,
+    pub(crate) choices: Vec<Choice>,
     groups: Vec<TensorGroup>,
     /// Bytes by name of the memory.
     bytes: Vec<(String, usize)>,
 }
 
-/// Memory needs of a KV cache, before anything is allocated.
-#[derive(Debug)]
-pub(crate) struct KvPlan {
-    groups: Vec<KvGroup>,
-    /// By layer: true if its keys and values use the cells of layers with a window.
-    windowed: Vec<bool>,
-    /// Device by layer.
-    pub choices: Vec<Choice>,
-    /// Caches that are on another device than requested.
-    pub displaced: Vec<PlacementFallback>,
-}
-
-/// Tensors of a KV cache in memory of one type.
-#[derive(Debug)]
-struct KvGroup {
-    memory: Arc<dyn BufferType>,
-    /// Index of the first device that uses the memory.
-    device: usize,
-    tensors: Vec<(String, Layout, Option<Cut>)>,
-}
-
-impl KvGroup {
-    fn described(tensors: &[(String, Layout, Option<Cut>)]) -> Vec<TensorInfo<'_>> {
-        tensors
-            .iter()
-            .map(|(name, layout, cut)| TensorInfo {
-                cut: *cut,
-                ..TensorInfo::new(name, *layout, Usage::Any)
-            })
-            .collect()
-    }
-}
-
-impl KvPlan {
-    /// Plans the cache of each layer on its device in `choices`.
-    pub fn new(
-        spec: &Spec,
-        weights: &Weights,
-        devices: &DeviceSet,
-        choices: &[Choice],
-        sizes: &Sizes,
-        types: [DType; 2],
-    ) -> Result<Self> {
-        let n_sequences = sizes.n_seq;
-        let windowed: Vec<bool> = spec
-            .layers
-            .iter()
-            .map(|layer| sizes.n_window > 0 && layer.has_window())
-            .collect();
-        let mut groups: Vec<KvGroup> = Vec::new();
-        for (il, (choice, layer)) in choices.iter().zip(&spec.layers).enumerate() {
-            let memory = layer.memory();
-            let n_cells = if windowed[il] {
-                sizes.n_window
-            } else {
-                sizes.n_cells
-            };
-            let cuts = tensor_split::cuts_of_cache(layer, weights);
-            let per_token = [("K", memory.keys), ("V", memory.values)];
-            let mut kept = Vec::new();
-            for (((name, heads), dtype), cut) in per_token.into_iter().zip(types).zip(cuts) {
-                if let Some([count, size]) = heads {
-                    check_type(name, dtype, size)?;
-                    kept.push((
-                        if name == "K" { "k" } else { "v" },
-                        dtype,
-                        count * size,
-                        n_cells,
-                        cut,
-                    ));
-                }
-            }
-            for (name, elements) in [("conv", memory.conv), ("state", memory.state)] {
-                if let Some(elements) = elements {
-                    let rows = States::rows_for(n_sequences);
-                    kept.push((name, DType::F32, elements, rows, None));
-                }
-            }
-            if kept.is_empty() {
-                continue;
-            }
-            let memory = devices.get(choice.device).buffer_type();
-            let known = groups
-                .iter()
-                .position(|group| same_buffer_type(&group.memory, &memory));
-            let at = known.unwrap_or_else(|| {
-                groups.push(KvGroup {
-                    memory,
-                    device: choice.device,
-                    tensors: Vec::new(),
-                });
-                groups.len() - 1
-            });
-            for (name, dtype, width, rows, cut) in kept {
-                let layout = Layout::contiguous(dtype, [width, rows, 1, 1])?;
-                let tensors = &mut groups[at].tensors;
-                tensors.push((format!("cache_{name}_l{il}"), layout, cut));
-            }
-        }
-        Ok(KvPlan {
-            groups,
-            windowed,
-            choices: choices.to_vec(),
-            displaced: Vec::new(),
-        })
-    }
-
-    /// Plans the caches of the model of `source` like [`new`](KvPlan::new). If a device does not
-    /// support a layer's operations on its cache, that cache goes to the host.
-    pub fn willing(source: &GraphSource<'_>, sizes: &Sizes, types: [DType; 2]) -> Result<Self> {
-        let (spec, devices) = (source.spec, source.devices);
-        let mut choices = source.kv.to_vec();
-        let wanted = KvPlan::new(spec, source.weights, devices, &choices, sizes, types)?;
-        let layers = wanted.unallocated()?;
-        let source = GraphSource {
-            layers: &layers,
-            ..*source
-        };
-        let mut displaced = Vec::new();
-        for (il, (device, reason)) in source.refused_caches(sizes.at_the_end(1))? {
-            displaced.push(PlacementFallback {
-                what: format!("the KV cache of layer {il}"),
-                wanted: devices.get(device).name().to_owned(),
-                reason,
-                device: devices.get(devices.last()).name().to_owned(),
-            });
-            choices[il] = Choice {
-                device: devices.last(),
-                explicit: false,
-            };
-        }
-        if displaced.is_empty() {
-            return Ok(wanted);
-        }
-        let mut plan = KvPlan::new(spec, source.weights, devices, &choices, sizes, types)?;
-        plan.displaced = displaced;
-        Ok(plan)
-    }
-
-    /// Returns the bytes by name of the memory.
-    pub fn bytes(&self) -> Result<Vec<(String, usize)>> {
-        let mut bytes = Vec::new();
-        for group in &self.groups {
-            let described = KvGroup::described(&group.tensors);
-            bytes.extend(TensorGroup::planned_by_memory(&group.memory, &described)?);
-        }
-        Ok(bytes)
-    }
-
-    /// Returns the bytes by index of the device.
-    pub fn bytes_by_device(&self, n_devices: usize) -> Result<Vec<usize>> {
-        let mut bytes = vec![0usize; n_devices];
-        for group in &self.groups {
-            let described = KvGroup::described(&group.tensors);
-            let size = TensorGroup::planned_size(&group.memory, &described)?;
-            bytes[group.device] = bytes[group.device].saturating_add(size);
-        }
-        Ok(bytes)
-    }
-
-    /// Returns the caches of the layers without memory, for planning graphs.
-    pub fn unallocated(&self) -> Result<Vec<LayerCache>> {
-        let mut tensors = Vec::new();
-        for group in &self.groups {
-            for info in KvGroup::described(&group.tensors) {
-                let size = group.memory.alloc_size(&info)?;
-                let buffer = samite_core::unallocated(&group.memory, size, Usage::Any);
-                tensors.push(StoredTensor::described(&info, buffer, 0)?);
-            }
-        }
-        Ok(layers(&self.windowed, tensors))
-    }
-}
-
-/// Finds the keys and values of each layer by their names.
-fn layers(
-    windowed: &[bool],
-    tensors: impl IntoIterator<Item = Arc<StoredTensor>>,
-) -> Vec<LayerCache> {
-    let by_name: BTreeMap<String, Arc<StoredTensor>> = tensors
-        .into_iter()
-        .map(|tensor| (tensor.name().to_owned(), tensor))
-        .collect();
-    let find = |name: String| by_name.get(&name).cloned();
-    let layer = |(il, &windowed)| LayerCache {
-        k: find(format!("cache_k_l{il}")),
-        v: find(format!("cache_v_l{il}")),
-        conv: find(format!("cache_conv_l{il}")),
-        state: find(format!("cache_state_l{il}")),
-        windowed,
-    };
-    windowed.iter().enumerate().map(layer).collect()
-}
-
 impl KvCache {
     /// Allocates the planned memory, each layer's on its device.
-    pub fn new(plan: &KvPlan, devices: &DeviceSet, spec: &Spec, sizes: &Sizes) -> Result<Self> {
+    pub(crate) fn new(
+        plan: &KvPlan,
+        devices: &DeviceSet,
+        spec: &Spec,
+        sizes: &Sizes,
+    ) -> Result<Self> {
         let &Sizes {
             n_cells,
             n_window,
@@ -255,17 +78,30 @@ impl KvCache {
         }
         let tensors = groups.iter().flat_map(|group| &group.tensors).cloned();
         let layers = layers(&plan.windowed, tensors);
+        let window = match spec.window().filter(|_| n_window > 0) {
+            Some(size) => Some(Window::new(n_window, n_sequences, size)?),
+            None => None,
+        };
+        let states = if spec.has_state() {
+            Some(States::new(n_sequences)?)
+        } else {
+            None
+        };
+        let kind = if states.is_some() {
+            CacheKind::States
+        } else if window.is_some() {
+            CacheKind::Windows
+        } else if spec.is_bidirectional() {
+            CacheKind::Nothing
+        } else {
+            CacheKind::Tokens
+        };
         Ok(KvCache {
+            kind,
+            can_shift: spec.can_shift(),
             cells: Cells::new(n_cells, n_sequences)?,
-            window: match spec.window().filter(|_| n_window > 0) {
-                Some(size) => Some(Window::new(n_window, n_sequences, size)?),
-                None => None,
-            },
-            states: if spec.has_state() {
-                Some(States::new(n_sequences)?)
-            } else {
-                None
-            },
+            window,
+            states,
             layers,
             choices: plan.choices.clone(),
             groups,
@@ -273,13 +109,199 @@ impl KvCache {
         })
     }
 
+    /// Returns the cells.
+    pub fn cells(&self) -> &Cells {
+        &self.cells
+    }
+
+    /// Returns the positions of `sequence` that all layers still have individually. For a model
+    /// with a recurrent state, that is only the last one. Returns `None` for a sequence that is
+    /// empty or does not exist.
+    pub fn positions(&self, sequence: usize) -> Option<RangeInclusive<i32>> {
+        let last = self.cells.last_position(sequence)?;
+        if self.states.is_some() {
+            return Some(last..=last);
+        }
+        let window = self.window.as_ref().map(|window| &window.cells);
+        let first = window.unwrap_or(&self.cells).first_position(sequence);
+        Some(first?..=last)
+    }
+
+    /// Removes the positions `range` from `sequence`.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
+    pub fn remove(&mut self, sequence: usize, range: impl RangeBounds<i32>) -> Result<()> {
+        let leaves_some = self.states.is_some() && !self.is_whole(sequence, &range);
+        if leaves_some {
+            let last = self.cells.last_position(sequence);
+            if !last.is_some_and(|last| (0..=last).any(|position| range.contains(&position))) {
+                return Ok(());
+            }
+            let mark = self.marked(sequence);
+            let from_mark = |mark: i32| {
+                let starts = range.contains(&mark) && !range.contains(&(mark - 1));
+                starts && last.is_some_and(|last| range.contains(&last))
+            };
+            if !mark.is_some_and(from_mark) {
+                return Err(Error::invalid(format!(
+                    "sequence {sequence}: this model keeps a state, from which single tokens cannot be removed; remove the whole sequence, or what came since it was marked"
+                )));
+            }
+        }
+        let range = (range.start_bound().cloned(), range.end_bound().cloned());
+        self.edit(sequence, |cells| cells.remove(sequence, range))?;
+        match &mut self.states {
+            Some(states) if leaves_some => states.go_back(sequence),
+            Some(states) => states.forget(sequence),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Returns whether `range` covers the whole sequence.
+    fn is_whole(&self, sequence: usize, range: &impl RangeBounds<i32>) -> bool {
+        let last = self.cells.last_position(sequence);
+        last.is_none_or(|last| range.contains(&0) && range.contains(&last))
+    }
+
+    /// Returns what the layers of the model keep of a sequence.
+    pub fn kind(&self) -> CacheKind {
+        self.kind
+    }
+
+    /// Returns whether the last tokens of a sequence can always be removed.
+    pub fn can_truncate(&self) -> bool {
+        !matches!(self.kind, CacheKind::Windows | CacheKind::States)
+    }
+
+    /// Returns whether positions of a sequence can be removed individually, and shifted.
+    pub fn can_shift(&self) -> bool {
+        self.can_shift
+    }
+
+    /// Returns whether the end of `sequence`, starting at `position`, can be removed and replaced.
+    pub fn can_cut(&self, sequence: usize, position: i32) -> bool {
+        let last = self.cells.last_position(sequence);
+        let is_whole = position <= 0 || last.is_none_or(|last| position > last);
+        let is_free = self.states.is_none() || self.marked(sequence) == Some(position);
+        is_whole || is_free && self.can_go_on(sequence, position)
+    }
+
+    /// Marks the end of `sequence`, replacing an earlier mark. What follows the mark can be removed
+    /// even if the model has a recurrent state. A mark costs nothing. Without a recurrent state, it
+    /// does nothing.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
+    pub fn mark(&mut self, sequence: usize) -> Result<()> {
+        self.cells.check(sequence)?;
+        let next = self
+            .cells
+            .last_position(sequence)
+            .map_or(0, |last| last + 1);
+        if let Some(states) = &mut self.states {
+            states.set_mark(sequence, next);
+        }
+        Ok(())
+    }
+
+    /// Returns the position after the [mark](Self::mark) of `sequence`.
+    pub fn marked(&self, sequence: usize) -> Option<i32> {
+        self.states.as_ref()?.mark(sequence)
+    }
+
+    /// Removes the positions `range` from `sequence`, and shifts what follows to where the range
+    /// started.
+    ///
+    /// # Errors
+    /// Fails like [`shift`](Self::shift). After an error, nothing is changed.
+    pub fn cut_out(&mut self, sequence: usize, range: Range<i32>) -> Result<()> {
+        self.check_shift()?;
+        let length = range.end.saturating_sub(range.start);
+        self.edit(sequence, |cells| {
+            cells.remove(sequence, range.clone())?;
+            cells.shift(sequence, range.end.., -length)
+        })
+    }
+
+    /// Makes sequence `to` share the positions `range` of `from`, and replaces the previous
+    /// contents of `to` there.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if a sequence does not exist.
+    pub fn copy(&mut self, from: usize, to: usize, range: impl RangeBounds<i32>) -> Result<()> {
+        if self.states.is_none() {
+            let range = (range.start_bound().cloned(), range.end_bound().cloned());
+            return self.edit(to, |cells| cells.copy(from, to, range));
+        }
+        if !self.is_whole(from, &range) {
+            return Err(Error::invalid(format!(
+                "sequence {from}: this model keeps a state, of which no part can be copied; copy the whole sequence"
+            )));
+        }
+        self.edit(to, |cells| {
+            cells.remove(to, ..)?;
+            cells.copy(from, to, ..)
+        })?;
+        if let Some(states) = &mut self.states {
+            states.share(from, to);
+        }
+        Ok(())
+    }
+
+    /// Removes every sequence but this one.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
+    pub fn keep(&mut self, sequence: usize) -> Result<()> {
+        for cells in self.both() {
+            cells.keep(sequence)?;
+        }
+        if let Some(states) = &mut self.states {
+            let others = (0..self.cells.n_sequences()).filter(|&other| other != sequence);
+            others.for_each(|other| states.forget(other));
+        }
+        Ok(())
+    }
+
+    /// Shifts the positions `range` of `sequence` by `delta`; see [`Cells::shift`].
+    ///
+    /// # Errors
+    /// Fails like [`Cells::shift`].
+    pub fn shift(
+        &mut self,
+        sequence: usize,
+        range: impl RangeBounds<i32>,
+        delta: i32,
+    ) -> Result<()> {
+        self.check_shift()?;
+        let range = (range.start_bound().cloned(), range.end_bound().cloned());
+        self.edit(sequence, |cells| cells.shift(sequence, range, delta))
+    }
+
+    fn check_shift(&self) -> Result<()> {
+        if self.kind == CacheKind::Nothing {
+            return Err(Error::invalid(
+                "nothing is kept of this model's tokens: there is nothing to move",
+            ));
+        }
+        if self.can_shift {
+            Ok(())
+        } else {
+            Err(Error::invalid(
+                "what this model keeps depends on positions: they cannot be moved",
+            ))
+        }
+    }
+
     /// Returns the bytes by name of the memory.
-    pub fn bytes(&self) -> impl Iterator<Item = (&str, usize)> {
+    pub(crate) fn bytes(&self) -> impl Iterator<Item = (&str, usize)> {
         self.bytes.iter().map(|(name, size)| (name.as_str(), *size))
     }
 
     /// Frees all cells and their memory permanently.
-    pub fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         self.both().for_each(Cells::clear);
         self.states.iter_mut().for_each(States::clear);
         self.layers.fill(LayerCache::default());
@@ -289,7 +311,7 @@ impl KvCache {
 
     /// Returns the cells of layers with a window, if these are separate, or those of the other
     /// layers.
-    pub fn cells_of(&mut self, windowed: bool) -> Option<&mut Cells> {
+    pub(crate) fn cells_of(&mut self, windowed: bool) -> Option<&mut Cells> {
         if windowed {
             self.window.as_mut().map(|window| &mut window.cells)
         } else {
@@ -298,19 +320,19 @@ impl KvCache {
     }
 
     /// Commits the allocated cells.
-    pub fn commit(&mut self) {
+    pub(crate) fn commit(&mut self) {
         self.both().for_each(Cells::commit);
         self.states.iter_mut().for_each(States::commit);
     }
 
     /// Frees the cells that were allocated since the last [`commit`](Self::commit).
-    pub fn rollback(&mut self) {
+    pub(crate) fn rollback(&mut self) {
         self.both().for_each(Cells::rollback);
         self.states.iter_mut().for_each(States::rollback);
     }
 
     /// Returns the cells, and those of layers with a window.
-    pub fn both(&mut self) -> impl Iterator<Item = &mut Cells> {
+    pub(crate) fn both(&mut self) -> impl Iterator<Item = &mut Cells> {
         let windowed = self.window.as_mut().map(|window| &mut window.cells);
         std::iter::once(&mut self.cells).chain(windowed)
     }
@@ -320,7 +342,11 @@ impl KvCache {
     /// # Errors
     /// Returns the errors of `edit`, and [`samite_core::Error::InvalidArgument`] if layers with a
     /// window no longer have the cells that the sequence's next token sees.
-    pub fn edit(&mut self, sequence: usize, edit: impl Fn(&mut Cells) -> Result<()>) -> Result<()> {
+    pub(crate) fn edit(
+        &mut self,
+        sequence: usize,
+        edit: impl Fn(&mut Cells) -> Result<()>,
+    ) -> Result<()> {
         let Some(window) = &mut self.window else {
             return edit(&mut self.cells);
         };
@@ -336,13 +362,13 @@ impl KvCache {
 
     /// Returns whether a token at `position` of `sequence` would see all required cells in all
     /// layers.
-    pub fn can_go_on(&self, sequence: usize, position: i32) -> bool {
+    pub(crate) fn can_go_on(&self, sequence: usize, position: i32) -> bool {
         let window = self.window.as_ref();
         window.is_none_or(|window| window.has(&self.cells, sequence, position))
     }
 
     /// Frees all cells and zeros their contents, so that not even a NaN remains.
-    pub fn clear(&mut self) -> Result<()> {
+    pub(crate) fn clear(&mut self) -> Result<()> {
         self.both().for_each(Cells::clear);
         self.states.iter_mut().for_each(States::clear);
         // New memory is zero, and most of a large cache is never touched.
@@ -352,20 +378,4 @@ impl KvCache {
         }
         Ok(())
     }
-}
-
-/// Every head must consist of whole blocks, because attention reads single heads.
-fn check_type(which: &str, dtype: DType, head: usize) -> Result<()> {
-    if dtype.is_integer() || dtype == DType::F64 {
-        return Err(Error::invalid(format!(
-            "{which} cache of type {dtype}: choose f32, f16, bf16 or a quantized type"
-        )));
-    }
-    if !head.is_multiple_of(dtype.block_len()) {
-        return Err(Error::invalid(format!(
-            "{which} cache of type {dtype}: heads of {head} elements are not whole blocks of {}; choose f16",
-            dtype.block_len()
-        )));
-    }
-    Ok(())
 }

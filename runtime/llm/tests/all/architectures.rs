@@ -157,7 +157,7 @@ fn sequence_states_are_copied_retained_and_removed() {
         context
             .decode(&Batch::sequence(&ids[..half], 0, 1))
             .unwrap();
-        context.copy(1, 2, ..).unwrap();
+        context.kv_cache_mut().copy(1, 2, ..).unwrap();
         context.decode(&Batch::sequence(&ids[..3], 0, 0)).unwrap();
         let mut found = Vec::new();
         for at in half..N_TOKENS {
@@ -176,18 +176,18 @@ fn sequence_states_are_copied_retained_and_removed() {
         is_near(&found, &expected[half..], name);
         // No part can be removed, copied or shifted.
         for error in [
-            context.remove(1, 5..).unwrap_err(),
-            context.copy(1, 0, ..5).unwrap_err(),
-            context.shift(1, 5.., 2).unwrap_err(),
+            context.kv_cache_mut().remove(1, 5..).unwrap_err(),
+            context.kv_cache_mut().copy(1, 0, ..5).unwrap_err(),
+            context.kv_cache_mut().shift(1, 5.., 2).unwrap_err(),
         ] {
             assert!(error.to_string().contains("this model keeps"), "{error}");
         }
         // Removing positions after the end does nothing; then the whole sequence is removed.
-        context.remove(1, 1000..).unwrap();
-        context.remove(1, ..).unwrap();
+        context.kv_cache_mut().remove(1, 1000..).unwrap();
+        context.kv_cache_mut().remove(1, ..).unwrap();
         is_near(&decode_in(&mut context, 1, 13), &expected, name);
-        context.keep(2).unwrap();
-        assert_eq!(context.cells().last_position(1), None);
+        context.kv_cache_mut().keep(2).unwrap();
+        assert_eq!(context.kv_cache().cells().last_position(1), None);
         let at = N_TOKENS as i32;
         context.decode(&Batch::sequence(&[5], at, 2)).unwrap();
         let behind = context.logits(0).unwrap().to_vec();

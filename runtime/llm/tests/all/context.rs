@@ -68,7 +68,7 @@ fn only_requested_logits_are_returned() {
     batch.add(tokens[0], 10, &[0], false);
     context.decode(&batch).unwrap();
     assert!(context.logits(0).is_none());
-    assert_eq!(context.cells().used(), 11);
+    assert_eq!(context.kv_cache().cells().used(), 11);
 }
 
 #[test]
@@ -109,15 +109,15 @@ fn a_shared_prefix_branches() {
         },
     );
     decode(&mut context, &prefix, 0, 0);
-    context.copy(0, 1, ..).unwrap();
-    assert_eq!(context.cells().used(), 8);
+    context.kv_cache_mut().copy(0, 1, ..).unwrap();
+    assert_eq!(context.kv_cache().cells().used(), 8);
     let one = decode(&mut context, &[5, 6], 8, 0);
     let other = decode(&mut context, &[7, 8], 8, 1);
     let expect = |tail: &[u32]| fresh(&model, &[&prefix[..], tail].concat())[8..].to_vec();
     assert!(nmse(&one, &expect(&[5, 6])) < 1e-9);
     assert!(nmse(&other, &expect(&[7, 8])) < 1e-9);
-    context.keep(1).unwrap();
-    assert_eq!(context.cells().used(), 10);
+    context.kv_cache_mut().keep(1).unwrap();
+    assert_eq!(context.kv_cache().cells().used(), 10);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn removed_tokens_are_forgotten() {
     let model = model("qwen3");
     let mut context = context(&model, precise());
     decode(&mut context, &tokens(20), 0, 0);
-    context.remove(0, 6..).unwrap();
+    context.kv_cache_mut().remove(0, 6..).unwrap();
     let again = decode(&mut context, &[9, 10, 11], 6, 0);
     let expected = fresh(&model, &[&tokens(6)[..], &[9, 10, 11]].concat());
     assert!(nmse(&again, &expected[6..]) < 1e-9);
@@ -175,8 +175,8 @@ fn shifted_keys_match_keys_computed_in_place() {
             };
             let mut moved = context(&model, options.clone());
             decode(&mut moved, &tokens(24), 0, 0);
-            moved.remove(0, 2..7).unwrap();
-            moved.shift(0, 7.., -5).unwrap();
+            moved.kv_cache_mut().remove(0, 2..7).unwrap();
+            moved.kv_cache_mut().shift(0, 7.., -5).unwrap();
             let logits = decode(&mut moved, &[9], 19, 0);
             let rest = [&tokens(24)[..2], &tokens(24)[7..], &[9]].concat();
             let expected = decode(&mut context(&model, options), &rest, 0, 0);
@@ -205,7 +205,7 @@ fn invalid_batches_are_refused() {
         }
         let message = context.decode(&batch).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
-        assert_eq!(context.cells().used(), 3);
+        assert_eq!(context.kv_cache().cells().used(), 3);
         assert!(context.logits(0).is_none());
     };
     refused(&[], "empty");
@@ -219,7 +219,11 @@ fn invalid_batches_are_refused() {
         "token 1 of the batch: position 3",
     );
     refused(&[(1, -1, &[1])], "must be at least 0");
-    let error = context.remove(2, ..).unwrap_err().to_string();
+    let error = context
+        .kv_cache_mut()
+        .remove(2, ..)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("sequence 2"), "{error}");
 }
 
@@ -342,7 +346,7 @@ fn a_cancelled_decode_changes_nothing() {
     cancel.cancel();
     let error = context.decode(&Batch::sequence(&[5, 6], 8, 0)).unwrap_err();
     assert!(error.is_cancelled(), "{error}");
-    assert_eq!(context.cells().used(), 8);
+    assert_eq!(context.kv_cache().cells().used(), 8);
     cancel.reset();
     let again = decode(&mut context, &[5, 6], 8, 0);
     let expected = fresh(&model, &[&tokens(8)[..], &[5, 6]].concat());
@@ -366,18 +370,22 @@ fn a_device_error_changes_nothing() {
     decode(&mut context, &tokens(4), 0, 0);
     let batch = Batch::sequence(&tokens(12)[4..], 4, 0);
     context.decode(&batch).unwrap();
-    context.remove(0, 4..).unwrap();
+    context.kv_cache_mut().remove(0, 4..).unwrap();
     faults.reset();
     context.decode(&batch).unwrap();
     let calls = faults.calls();
     assert!(calls > 4);
     for call in 0..calls {
-        context.remove(0, 4..).unwrap();
+        context.kv_cache_mut().remove(0, 4..).unwrap();
         faults.reset();
         faults.fail_at(call);
         let error = context.decode(&batch).unwrap_err();
         assert!(matches!(error, Error::Core(_)), "{error}");
-        assert_eq!(context.cells().used(), 4, "after a failure of call {call}");
+        assert_eq!(
+            context.kv_cache().cells().used(),
+            4,
+            "after a failure of call {call}"
+        );
         assert!(context.logits(7).is_none());
         faults.reset();
         context.decode(&batch).unwrap();
@@ -402,8 +410,8 @@ fn keys_whose_shift_failed_are_never_used() {
         faults.reset();
         let mut context = context(&model, precise());
         decode(&mut context, &tokens(8), 0, 0);
-        context.remove(0, 0..3).unwrap();
-        context.shift(0, 3.., -3).unwrap();
+        context.kv_cache_mut().remove(0, 0..3).unwrap();
+        context.kv_cache_mut().shift(0, 3.., -3).unwrap();
         faults.reset();
         context
     };
@@ -419,16 +427,16 @@ fn keys_whose_shift_failed_are_never_used() {
         let error = context.decode(&next).unwrap_err();
         assert!(matches!(error, Error::Core(_)), "{error}");
         faults.reset();
-        if context.cells().used() == 0 {
+        if context.kv_cache().cells().used() == 0 {
             // It is unknown which keys were shifted, so they are removed.
             cleared += 1;
-            assert_eq!(context.cells().last_position(0), None);
+            assert_eq!(context.kv_cache().cells().last_position(0), None);
             decode(&mut context, &tokens(8), 0, 0);
             continue;
         }
         // Or the failure came before or after the shift: nothing is lost, and nothing is shifted
         // twice.
-        assert_eq!(context.cells().used(), 5, "call {call}");
+        assert_eq!(context.kv_cache().cells().used(), 5, "call {call}");
         context.decode(&next).unwrap();
         let again = context.logits(0).unwrap().to_vec();
         assert_eq!(again, expected, "call {call}");

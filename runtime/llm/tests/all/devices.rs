@@ -241,7 +241,7 @@ fn a_failed_batch_returns_its_error_even_without_logits() {
     assert!(calls > 5, "{calls}");
     let expected = decode(&mut context, &tokens(2), 6, 0);
     for call in 0..calls {
-        context.remove(0, 3..).unwrap();
+        context.kv_cache_mut().remove(0, 3..).unwrap();
         faults.reset();
         faults.fail_at(call);
         let error = context.decode(&without_logits(3)).unwrap_err().to_string();

@@ -203,7 +203,7 @@ fn long_causal_texts_are_split_into_micro_batches() {
     let error = context.decode(&batch_of(&[&text])).unwrap_err().to_string();
     assert!(error.contains("n_ubatch"), "{error}");
     // Nothing of it remains, and another batch can follow.
-    assert!(context.cells().is_empty());
+    assert!(context.kv_cache().cells().is_empty());
     context.decode(&batch_of(&[&text[..49]])).unwrap();
     assert!(context.pooled(0).is_some() && context.pooled(1).is_none());
 }
@@ -234,12 +234,16 @@ fn bidirectional_models_cache_nothing_and_use_one_batch() {
         for _ in 0..2 {
             // At the same positions again: nothing of the first time remains.
             context.decode(&batch_of(&[&text])).unwrap();
-            assert!(context.cells().is_empty());
+            assert!(context.kv_cache().cells().is_empty());
         }
         assert_eq!(context.memory(), before, "{name}");
         let error = context.decode(&batch_of(&[&tokens(65)])).unwrap_err();
         assert!(error.to_string().contains("n_batch"), "{error}");
-        let error = context.shift(0, .., 1).unwrap_err().to_string();
+        let error = context
+            .kv_cache_mut()
+            .shift(0, .., 1)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("nothing is kept"), "{error}");
         // Nothing is requested, so nothing is computed.
         let mut batch = Batch::new();
@@ -510,9 +514,9 @@ fn logits_accompany_embeddings_and_the_output_can_change() {
     assert!(logits.logits(0).is_none());
     logits.decode(&Batch::sequence(&[5], 23, 0)).unwrap();
     assert!(logits.pooled(0).is_some() && logits.logits(0).is_none());
-    assert_eq!(logits.positions(0), Some(0..=23));
-    assert_eq!(logits.positions(1), None);
-    logits.remove(0, 23..).unwrap();
+    assert_eq!(logits.kv_cache().positions(0), Some(0..=23));
+    assert_eq!(logits.kv_cache().positions(1), None);
+    logits.kv_cache_mut().remove(0, 23..).unwrap();
     logits.set_output(Output::Logits, Some(2)).unwrap();
     assert!(nmse(&decode(&mut logits, &[5], 23, 0), &next) < 1e-10);
     // An unsupported output changes nothing.

@@ -130,7 +130,7 @@ fn invalid_inputs_are_refused_without_side_effects() {
         let error = context.decode(batch).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
         assert!(error.to_string().contains(what), "{error}");
-        assert_eq!(context.cells().last_position(0), None);
+        assert_eq!(context.kv_cache().cells().last_position(0), None);
     };
     let mut mixed = Batch::new();
     mixed.add_embedding(&vec![0.5; width], 0, &[0], true);

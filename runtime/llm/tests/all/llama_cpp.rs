@@ -69,8 +69,8 @@ fn compute(known: &Known, device: &Arc<dyn Device>, flash: bool) -> Vec<Vec<f32>
         return logits;
     }
     let cut = known.cut as i32;
-    context.remove(0, 8..8 + cut).unwrap();
-    context.shift(0, 8 + cut.., -cut).unwrap();
+    context.kv_cache_mut().remove(0, 8..8 + cut).unwrap();
+    context.kv_cache_mut().shift(0, 8 + cut.., -cut).unwrap();
     decode(&mut context, &tokens, tokens.len() as i32 - cut, 0)
 }
 

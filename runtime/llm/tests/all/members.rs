@@ -136,7 +136,7 @@ fn disturbed(event: impl Fn(&CancelToken) -> Event, is_right: impl Fn(&Error) ->
         if let Err(error) = result {
             assert!(is_right(&error), "run {runs}: {error}");
         }
-        context.remove(0, 0..).unwrap();
+        context.kv_cache_mut().remove(0, 0..).unwrap();
         // Removed tokens may leave other cells free, in which sums have another order.
         let error = nmse(&twice(&mut context), &expected);
         assert!(error <= 1e-9, "after run {runs}: {error:e}");

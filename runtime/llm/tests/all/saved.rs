@@ -125,7 +125,7 @@ fn invalid_inputs_are_refused_without_side_effects() {
         fill(context, 1, 0, 10);
         let error = context.restore(1, saved).unwrap_err().to_string();
         assert!(error.contains(*expected), "{error}");
-        assert_eq!(context.cells().sequence_len(1), 10);
+        assert_eq!(context.kv_cache().cells().sequence_len(1), 10);
         let error = context.restore(9, saved).unwrap_err().to_string();
         assert!(!error.is_empty());
     }
@@ -144,7 +144,7 @@ fn invalid_inputs_are_refused_without_side_effects() {
     nothing.write(&path).unwrap();
     let nothing = SavedSequence::read(&path).unwrap();
     apart.restore(0, &nothing).unwrap();
-    assert_eq!(apart.cells().sequence_len(0), 0);
+    assert_eq!(apart.kv_cache().cells().sequence_len(0), 0);
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn shifted_keys_are_saved_at_their_positions() {
     let model = TestModel::tiny("llama").load(vec![cpu()], "");
     let mut before = context(&model, options(DType::F32, false));
     fill(&mut before, 0, 0, 60);
-    before.cut_out(0, 10..20).unwrap();
+    before.kv_cache_mut().cut_out(0, 10..20).unwrap();
     let saved = before.save(0).unwrap();
     let expected = decode(&mut before, &[5], 50, 0);
     let mut after = context(&model, options(DType::F32, false));

@@ -64,7 +64,7 @@ fn a_saved_session_continues_in_another_one() {
     let timings = generation.timings;
     assert_eq!((timings.reused_tokens, timings.prompt_tokens), (14, 1));
     // The text of a sequence that other code changed is unknown.
-    second.context_mut().remove(0, 3..).unwrap();
+    second.context_mut().kv_cache_mut().remove(0, 3..).unwrap();
     second.save(&path, "").unwrap_err();
     // A sequence that was saved without its tokens is not a text.
     first.context_mut().save(0).unwrap().write(&path).unwrap();
@@ -289,23 +289,23 @@ fn an_externally_changed_sequence_is_not_reused() {
     let changes: [fn(&mut Context) -> samite_llm::Result<()>; 6] = [
         // As many tokens as before, but others; the same ones at other positions; none for a while.
         |context| {
-            context.remove(0, 6..)?;
+            context.kv_cache_mut().remove(0, 6..)?;
             let tokens: Vec<u32> = (60..68).collect();
             context.decode(&samite_llm::Batch::sequence(&tokens, 6, 0))
         },
-        |context| context.shift(0, 7.., 3),
+        |context| context.kv_cache_mut().shift(0, 7.., 3),
         |context| {
             context.clear()?;
             context.decode(&samite_llm::Batch::sequence(&tokens(14), 5, 0))
         },
-        |context| context.remove(0, 4..),
-        |context| context.remove(0, 2..5),
+        |context| context.kv_cache_mut().remove(0, 4..),
+        |context| context.kv_cache_mut().remove(0, 2..5),
         |context| context.decode(&samite_llm::Batch::sequence(&[5, 6, 7], 20, 0)),
     ];
     for change in changes {
         let mut session = session(&model, 64);
         generate(&mut session, &tokens(12), &some(3));
-        assert_eq!(session.context().cells().sequence_len(0), 14);
+        assert_eq!(session.context().kv_cache().cells().sequence_len(0), 14);
         change(session.context_mut()).unwrap();
         let (_, after) = generate(&mut session, &tokens(12), &some(6));
         assert_eq!(after.timings.reused_tokens, 0);
@@ -328,8 +328,8 @@ fn external_changes_during_generation_are_detected() {
         pieces += 1;
         if pieces == 2 {
             // The prompt is replaced by another one of the same length.
-            let cells = context.cells().sequence_len(0);
-            context.remove(0, ..).unwrap();
+            let cells = context.kv_cache().cells().sequence_len(0);
+            context.kv_cache_mut().remove(0, ..).unwrap();
             let others: Vec<u32> = (100..100 + cells as u32).collect();
             let batch = samite_llm::Batch::sequence(&others, 0, 0);
             context.decode(&batch).unwrap();
@@ -397,8 +397,11 @@ fn a_full_context_discards_the_older_half() {
             if held.len() == n_ctx {
                 let half = (n_ctx - keep) / 2;
                 let (first, end) = (keep as i32, (keep + half) as i32);
-                context.remove(0, first..end).unwrap();
-                context.shift(0, end.., -(half as i32)).unwrap();
+                context.kv_cache_mut().remove(0, first..end).unwrap();
+                context
+                    .kv_cache_mut()
+                    .shift(0, end.., -(half as i32))
+                    .unwrap();
                 held.drain(keep..keep + half);
                 forgotten += 1;
             }
@@ -648,7 +651,7 @@ fn only_an_existing_generation_can_be_resumed() {
     session.clear().unwrap();
     refused(&mut session, &mut sampler);
     generate(&mut session, &tokens(3), &some(2));
-    session.context_mut().remove(0, 1..).unwrap();
+    session.context_mut().kv_cache_mut().remove(0, 1..).unwrap();
     refused(&mut session, &mut sampler);
     // A text from which tokens were removed cannot be resumed.
     let forgetful = GenerateOptions {

@@ -93,14 +93,14 @@ fn a_stop_by_the_watcher_leaves_the_cache_unchanged() {
     let more = Batch::sequence(&[7, 8], 4, 0);
     context.decode(&more).unwrap();
     let last = context.logits(1).unwrap().to_vec();
-    context.remove(0, 4..).unwrap();
+    context.kv_cache_mut().remove(0, 4..).unwrap();
 
     let log = watch(&mut context, &["l_out-*"], 1);
-    let used = context.n_ctx() - context.cells().free();
+    let used = context.n_ctx() - context.kv_cache().cells().free();
     let error = context.decode(&more).unwrap_err();
     assert!(error.is_stopped() && !error.is_cancelled(), "{error}");
     assert_eq!(log.lock().unwrap().len(), 1);
-    assert_eq!(context.n_ctx() - context.cells().free(), used);
+    assert_eq!(context.n_ctx() - context.kv_cache().cells().free(), used);
     assert!(context.logits(1).is_none());
     context.watch(None);
     context.decode(&more).unwrap();
@@ -112,7 +112,7 @@ fn a_stop_by_the_watcher_leaves_the_cache_unchanged() {
     let full =
         |_: &samite_llm::WatchedResult<'_>| Err(samite_core::Error::invalid("the disk is full"));
     context.watch(Some(Watcher::of_names(names(), full)));
-    context.remove(0, 4..).unwrap();
+    context.kv_cache_mut().remove(0, 4..).unwrap();
     let error = context.decode(&more).unwrap_err();
     assert!(error.to_string().contains("the disk is full") && !error.is_stopped());
     let cancel: CancelToken = context.options().cancel.clone();

@@ -96,38 +96,42 @@ fn edits_are_exact_or_refused() {
         agree(&mut contexts, 0, 0, 350);
         // The last tokens are present.
         for context in &mut contexts {
-            assert!(context.can_cut(0, 340));
-            context.remove(0, 340..).unwrap();
+            assert!(context.kv_cache().can_cut(0, 340));
+            context.kv_cache_mut().remove(0, 340..).unwrap();
         }
         agree(&mut contexts, 0, 340, 12);
         // The tokens that one at 40 would see were removed.
         let [_, some] = &mut contexts;
-        assert!(!some.can_cut(0, 40));
-        let error = some.remove(0, 40..).unwrap_err().to_string();
+        assert!(!some.kv_cache().can_cut(0, 40));
+        let error = some.kv_cache_mut().remove(0, 40..).unwrap_err().to_string();
         assert!(error.contains("--swa-full"), "{error}");
-        let error = some.copy(0, 1, ..40).unwrap_err().to_string();
+        let error = some
+            .kv_cache_mut()
+            .copy(0, 1, ..40)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("sequence 1"), "{error}");
-        assert_eq!(some.cells().sequence_len(0), 352);
-        assert_eq!(some.cells().sequence_len(1), 0);
+        assert_eq!(some.kv_cache().cells().sequence_len(0), 352);
+        assert_eq!(some.kv_cache().cells().sequence_len(1), 0);
         agree(&mut contexts, 0, 352, 3);
         for context in &mut contexts {
-            context.cut_out(0, 20..120).unwrap();
+            context.kv_cache_mut().cut_out(0, 20..120).unwrap();
         }
         agree(&mut contexts, 0, 255, 5);
         for context in &mut contexts {
-            context.copy(0, 1, ..).unwrap();
+            context.kv_cache_mut().copy(0, 1, ..).unwrap();
         }
         agree(&mut contexts, 0, 260, 40);
         agree(&mut contexts, 1, 260, 40);
         for context in &mut contexts {
             // Shared cells cannot be shifted.
-            context.cut_out(1, 0..10).unwrap_err();
-            context.keep(1).unwrap();
-            context.cut_out(1, 0..10).unwrap();
+            context.kv_cache_mut().cut_out(1, 0..10).unwrap_err();
+            context.kv_cache_mut().keep(1).unwrap();
+            context.kv_cache_mut().cut_out(1, 0..10).unwrap();
         }
         agree(&mut contexts, 1, 290, 40);
         for context in &mut contexts {
-            context.remove(1, ..).unwrap();
+            context.kv_cache_mut().remove(1, ..).unwrap();
         }
         agree(&mut contexts, 2, 0, 40);
     }

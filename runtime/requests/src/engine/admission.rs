@@ -6,7 +6,7 @@ use crate::event::{CacheMiss, FailureKind, MissCause, Started};
 use crate::prefix_cache::{CachedPrefix, Found, Place, common};
 use crate::running::Running;
 use crate::view::count_owners;
-use samite_llm::Result;
+use samite_llm::{CacheKind, Result};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -176,7 +176,10 @@ impl Engine {
     /// Returns whether another request is computing a large part of this one's prefix.
     fn is_computed_by_another(&self, running: &Running) -> bool {
         let is_pinned = running.request.slot.is_some();
-        if !running.request.cache.reuse || self.context.has_recurrent_states() || is_pinned {
+        if !running.request.cache.reuse
+            || self.context.kv_cache().kind() == CacheKind::States
+            || is_pinned
+        {
             return false;
         }
         let others = self.active.iter().filter(|other| {
@@ -322,7 +325,7 @@ impl Engine {
         miss: CacheMiss,
         slot: usize,
     ) -> Result<(Option<(usize, usize)>, CacheMiss)> {
-        let can_cut = self.context.can_truncate();
+        let can_cut = self.context.kv_cache().can_truncate();
         let (set, salt) = running.key;
         if self.disk.is_none() || salt != 0 || running.request.slot.is_some() {
             return Ok((None, miss));
@@ -331,7 +334,7 @@ impl Engine {
         let Some(disk) = self.disk.as_mut() else {
             return Ok((None, miss));
         };
-        let cannot = if self.context.has_recurrent_states() {
+        let cannot = if self.context.kv_cache().kind() == CacheKind::States {
             MissCause::NoState
         } else {
             MissCause::Window
@@ -355,14 +358,14 @@ impl Engine {
             return Ok((None, miss));
         };
         self.room_for_text(saved.len());
-        if self.context.cells().free() < saved.len() {
+        if self.context.kv_cache().cells().free() < saved.len() {
             return Ok((None, miss));
         }
         let sequence = self.sequence(None, set)?;
         let restored = self.context.restore(sequence, &saved).and_then(|()| {
             let end = i32::try_from(common).unwrap_or(i32::MAX);
             if common < saved.len() {
-                self.context.remove(sequence, end..)
+                self.context.kv_cache_mut().remove(sequence, end..)
             } else {
                 Ok(())
             }
@@ -406,10 +409,10 @@ impl Engine {
     /// Makes `to` share the first `common` tokens of `from`.
     fn share(&mut self, from: usize, to: usize, common: usize) -> Result<()> {
         let end = i32::try_from(common).unwrap_or(i32::MAX);
-        let shared = if self.context.has_recurrent_states() {
-            self.context.copy(from, to, ..)
+        let shared = if self.context.kv_cache().kind() == CacheKind::States {
+            self.context.kv_cache_mut().copy(from, to, ..)
         } else {
-            self.context.copy(from, to, 0..end)
+            self.context.kv_cache_mut().copy(from, to, 0..end)
         };
         match &shared {
             Ok(()) => {
@@ -430,8 +433,8 @@ impl Engine {
         else {
             return self.sequence(None, set);
         };
-        let has_recurrent_states = self.context.has_recurrent_states();
-        let can_cut = self.context.can_truncate();
+        let has_recurrent_states = self.context.kv_cache().kind() == CacheKind::States;
+        let can_cut = self.context.kv_cache().can_truncate();
         let is_whole = common == length;
         let is_alone = self.free_sequences.is_empty() && self.kept.len() == 1;
         // A text with a recurrent state can be cut only by removing the rest. A text that cannot be
@@ -449,7 +452,7 @@ impl Engine {
         }
         self.kept.take(number);
         let end = i32::try_from(common).unwrap_or(i32::MAX);
-        if !is_whole && let Err(error) = self.context.remove(from, end..) {
+        if !is_whole && let Err(error) = self.context.kv_cache_mut().remove(from, end..) {
             self.free(from);
             return Err(error);
         }

@@ -125,7 +125,7 @@ impl Engine {
     /// Limits a part of a prompt to the next position where a prefix is cached, if texts cannot be
     /// cut.
     fn until_checkpoint(&self, at: usize, count: usize) -> usize {
-        if self.context.can_truncate() {
+        if self.context.kv_cache().can_truncate() {
             return count;
         }
         let active = &self.active[at];
@@ -163,7 +163,7 @@ impl Engine {
         let Some(at) = self.find(id) else { return };
         let active = &self.active[at];
         let tokens = count + active.running.draft.len();
-        let cells = self.context.cells();
+        let cells = self.context.kv_cache().cells();
         self.blocks_for_batch += cells.blocks_for(Some(active.sequence), tokens);
         self.evict_for_blocks(self.blocks_for_batch);
         planned.push(self.fill_slice(at, count));
@@ -277,7 +277,7 @@ impl Engine {
         let (place, prompt) = (active.decoded, active.running.n_prompt);
         let end = prompt.saturating_sub(Self::TEMPLATE_TAIL);
         let is_mark = place > 0 && (place == end || place.is_multiple_of(Self::STATE_EVERY));
-        if self.context.can_truncate()
+        if self.context.kv_cache().can_truncate()
             || !is_mark
             || place >= prompt
             || !active.running.request.cache.keep
@@ -300,7 +300,7 @@ impl Engine {
             return;
         };
         let adapted = self.adapt(to, key.0);
-        let copied = adapted.and_then(|()| self.context.copy(sequence, to, ..));
+        let copied = adapted.and_then(|()| self.context.kv_cache_mut().copy(sequence, to, ..));
         if let Err(error) = copied {
             tracing::warn!(%error, "a beginning cannot be kept");
             self.free(to);
@@ -378,16 +378,16 @@ impl Engine {
         if discard == 0 {
             return false;
         }
-        let cut = self.context.cut_out(sequence, from..to);
+        let cut = self.context.kv_cache_mut().cut_out(sequence, from..to);
         // Shared cells cannot be shifted.
         let cut = cut.or_else(|_| {
             self.unshare(sequence)?;
-            self.context.cut_out(sequence, from..to)
+            self.context.kv_cache_mut().cut_out(sequence, from..to)
         });
         let is_lost = cut.is_err();
         if let Err(error) = cut.or_else(|error| {
             tracing::warn!(%error, "what is left of a full context is computed again");
-            self.context.remove(sequence, ..)
+            self.context.kv_cache_mut().remove(sequence, ..)
         }) {
             tracing::warn!(%error, "nothing can be forgotten of a full context");
             return false;
@@ -450,7 +450,7 @@ impl Engine {
             }
         }
         let length = |sequence: usize| {
-            let last = self.context.cells().last_position(sequence);
+            let last = self.context.kv_cache().cells().last_position(sequence);
             last.map_or(0, |last| last as usize + 1)
         };
         let lost = self
@@ -458,7 +458,11 @@ impl Engine {
             .remove_if(|text| length(text.sequence) != text.tokens.len());
         lost.into_iter().for_each(|sequence| self.free(sequence));
         for active in &mut self.active {
-            let there = self.context.cells().last_position(active.sequence);
+            let there = self
+                .context
+                .kv_cache()
+                .cells()
+                .last_position(active.sequence);
             // Lost tokens are computed again.
             active.decoded = active
                 .decoded

@@ -36,7 +36,7 @@ impl Engine {
     /// cannot be removed, or if the drafter has too few sequences.
     pub fn set_drafter(&mut self, drafter: Drafter) -> Result<()> {
         let invalid = |message: &str| Err(Error::InvalidArgument(message.into()));
-        if !self.context.can_truncate() {
+        if !self.context.kv_cache().can_truncate() {
             return invalid(
                 "this model keeps a state, or layers of it look through a window: drafted tokens could not be taken back, so it takes no draft model",
             );
@@ -73,7 +73,8 @@ impl Engine {
 
     /// Creates drafts for decoding requests, where they are worthwhile.
     pub(super) fn make_drafts(&mut self, decoding: &[u64]) {
-        if self.options.draft == 0 || !self.context.can_truncate() || decoding.is_empty() {
+        if self.options.draft == 0 || !self.context.kv_cache().can_truncate() || decoding.is_empty()
+        {
             return;
         }
         // The time of a step without drafts must be known.
@@ -82,7 +83,11 @@ impl Engine {
         }
         let start = self.clock.now();
         let rows = self.context.options().n_logits.unwrap_or(usize::MAX);
-        let room = [self.context.cells().free(), self.options.budget, rows];
+        let room = [
+            self.context.kv_cache().cells().free(),
+            self.options.budget,
+            rows,
+        ];
         let room = room.into_iter().min().unwrap_or(0);
         let mut room = room.saturating_sub(decoding.len());
         let is_allowed = self.draft_budget.allows();
@@ -332,7 +337,7 @@ impl Engine {
         self.totals.accepted_tokens += accepted as u64;
         if accepted < drafted {
             let end = i32::try_from(active.decoded).unwrap_or(i32::MAX);
-            if let Err(error) = self.context.remove(active.sequence, end..) {
+            if let Err(error) = self.context.kv_cache_mut().remove(active.sequence, end..) {
                 tracing::error!(%error, "drafted tokens cannot be taken back");
             }
         }

@@ -6,22 +6,22 @@ impl Engine {
     /// Evicts cached prefixes until `wanted` cells are free, or none are left to evict. Returns the
     /// number of free cells.
     pub(super) fn room_for(&mut self, wanted: usize) -> usize {
-        while self.context.cells().free() < wanted && self.evict(None) {}
-        self.context.cells().free()
+        while self.context.kv_cache().cells().free() < wanted && self.evict(None) {}
+        self.context.kv_cache().cells().free()
     }
 
     /// Makes room for a text of `tokens` tokens in its own sequence, as far as evicting cached
     /// prefixes can.
     pub(super) fn room_for_text(&mut self, tokens: usize) {
         self.room_for(tokens);
-        self.evict_for_blocks(self.context.cells().blocks_for(None, tokens));
+        self.evict_for_blocks(self.context.kv_cache().cells().blocks_for(None, tokens));
     }
 
     /// Evicts cached prefixes until `wanted` blocks of cells are free, or none are left to evict.
     /// In the gaps between cached prefixes, the cells of texts would be interleaved, and attention
     /// would take several times as long.
     pub(super) fn evict_for_blocks(&mut self, wanted: usize) {
-        while self.context.cells().free_blocks() < wanted && self.evict(None) {}
+        while self.context.kv_cache().cells().free_blocks() < wanted && self.evict(None) {}
     }
 
     /// Returns the active request to preempt first: the most recent one with the lowest priority.
