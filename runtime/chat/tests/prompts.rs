@@ -238,6 +238,7 @@ fn templates_are_chosen_by_name_text_and_tools() {
     };
     assert_eq!(shown(&own, None, &options()), "default!");
     assert_eq!(shown(&own, None, &with_tools()), "tools!get_weather");
+    assert_eq!(shown(&own, Some("default"), &options()), "default!");
     assert_eq!(shown(&own, Some("rag"), &options()), "rag");
     assert_eq!(shown(&own, Some("{{ 'given' }}"), &options()), "given");
     assert_eq!(

@@ -112,7 +112,7 @@ pub use placement_fallback::PlacementFallback;
 pub use rules::{PlacementRule, Role, Selector};
 pub use sampling::sampler_params;
 pub use saved::{SavedHeader, SavedSequence};
-pub use session::{GenerateOptions, Generation, Session, Timings};
+pub use session::{GenerateOptions, Generation, Session, TEMPLATE_TAIL, Timings};
 pub use synthetic::{SyntheticAdapter, SyntheticModel};
 pub use text_generator::{Finish, GeneratedText, TextGenerator};
 pub use vocab::vocab_data;

@@ -33,9 +33,9 @@ pub struct GenerateOptions {
     pub log_probabilities: Option<usize>,
 }
 
-/// Number of tokens before the end of a prompt where recurrent states are marked. A template's
-/// generation prompt is shorter.
-const TEMPLATE_TAIL: usize = 24;
+/// Number of tokens before the end of a prompt where a model with recurrent states keeps a state to
+/// go back to. A template's generation prompt is shorter.
+pub const TEMPLATE_TAIL: usize = 24;
 
 /// Numbers of tokens and durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

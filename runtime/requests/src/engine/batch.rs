@@ -3,7 +3,7 @@
 use super::{Active, Engine};
 use crate::event::FailureKind;
 use crate::request::Shift;
-use samite_llm::{Error, Finish};
+use samite_llm::{Error, Finish, TEMPLATE_TAIL};
 use std::time::Instant;
 
 /// A batch slice: some tokens of a request.
@@ -18,9 +18,6 @@ pub(super) struct BatchSlice {
 }
 
 impl Engine {
-    /// Number of tokens before the end of a prompt where a prefix is cached if texts cannot be cut.
-    /// A template's generation prompt is shorter.
-    const TEMPLATE_TAIL: usize = 24;
     /// Interval in tokens at which another prefix is cached.
     const STATE_EVERY: usize = 4096;
 
@@ -151,7 +148,7 @@ impl Engine {
 
     /// Returns the next position where a prefix of the request is cached.
     fn next_checkpoint(&self, active: &Active) -> Option<usize> {
-        let end = active.running.n_prompt.saturating_sub(Self::TEMPLATE_TAIL);
+        let end = active.running.n_prompt.saturating_sub(TEMPLATE_TAIL);
         let regular = (active.decoded / Self::STATE_EVERY + 1) * Self::STATE_EVERY;
         let marks = [end, regular]
             .into_iter()
@@ -275,7 +272,7 @@ impl Engine {
     fn cache_state(&mut self, at: usize) {
         let active = &self.active[at];
         let (place, prompt) = (active.decoded, active.running.n_prompt);
-        let end = prompt.saturating_sub(Self::TEMPLATE_TAIL);
+        let end = prompt.saturating_sub(TEMPLATE_TAIL);
         let is_mark = place > 0 && (place == end || place.is_multiple_of(Self::STATE_EVERY));
         if self.context.kv_cache().can_truncate()
             || !is_mark
