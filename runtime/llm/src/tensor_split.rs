@@ -187,6 +187,46 @@ impl Cuts<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::{Keys, find};
+    use crate::synthetic::SyntheticModel;
+
+    #[test]
+    fn query_heads_stay_with_the_key_head_that_they_use() {
+        // Eight heads of eight elements, of which four use the same keys.
+        let model = SyntheticModel {
+            n_embd: 64,
+            n_head: 8,
+            n_head_kv: 2,
+            head_dim: 8,
+            ..SyntheticModel::tiny("llama")
+        };
+        let metadata = model.metadata().unwrap();
+        let read = find("llama").unwrap().spec;
+        let spec = read(&Keys::new(&metadata, "llama", 40, &|_| false)).unwrap();
+        let tensors = spec.tensors();
+        let typed: Vec<_> = tensors.iter().map(|spec| (spec, DType::F32)).collect();
+        let cuts = cuts(&spec, &typed);
+        for (name, axis, unit) in [
+            ("attn_q", 1, 32),
+            ("attn_k", 1, 8),
+            ("attn_v", 1, 8),
+            ("attn_output", 0, 32),
+        ] {
+            let name = format!("blk.1.{name}.weight");
+            let at = tensors.iter().position(|spec| spec.name == name).unwrap();
+            assert_eq!(
+                cuts[at],
+                Some(Cut {
+                    axis,
+                    unit,
+                    turn: 1
+                }),
+                "{name}"
+            );
+        }
+        let norm = tensors.iter().position(|spec| spec.name.contains("norm"));
+        assert_eq!(cuts[norm.unwrap()], None);
+    }
 
     #[test]
     fn split_units_are_whole_blocks_and_numerous() {
