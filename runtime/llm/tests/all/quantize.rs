@@ -10,6 +10,7 @@ use samite_llm::quantize::{Mixture, QuantizeOptions, TensorPattern, TypeChoices,
 use samite_llm::{ContextOptions, Model, ModelOptions, SyntheticModel};
 use serde_json::{Map, Value};
 use std::path::Path;
+use std::sync::Mutex;
 
 fn number(model: &Map<String, Value>, key: &str) -> u32 {
     u32::try_from(model[key].as_u64().unwrap()).unwrap()
@@ -109,6 +110,33 @@ fn every_architecture_decodes_after_quantization() {
         let all = rows.iter().flatten();
         assert!(all.into_iter().all(|x| x.is_finite()), "{}", arch.name);
     }
+}
+
+#[test]
+fn progress_counts_elements_up_to_their_number() {
+    let file = TestModel::tiny("llama");
+    let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
+    let path = file.path.with_file_name("quantized.gguf");
+    let (cancel, reports) = (CancelToken::new(), Mutex::new(Vec::new()));
+    let options = QuantizeOptions {
+        progress: &|done, total| reports.lock().unwrap().push((done, total)),
+        ..options("Q8_0", &cancel)
+    };
+    quantize(&source, &path, &options).unwrap();
+    let reports = reports.into_inner().unwrap();
+    // Each tensor is small enough for one job, which reports its end, as the end of the tensor does.
+    let mut expected = Vec::new();
+    let all: usize = source
+        .tensors()
+        .iter()
+        .map(|tensor| tensor.elements())
+        .sum();
+    let mut done = 0;
+    for tensor in source.tensors().iter() {
+        done += tensor.elements();
+        expected.extend([(done as u64, all as u64); 2]);
+    }
+    assert_eq!(reports, expected);
 }
 
 /// Creates a model whose rows are whole blocks of all types.
