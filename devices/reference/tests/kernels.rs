@@ -5,6 +5,7 @@ mod common;
 
 use common::{Case, as_f32s, as_i32s};
 use samite_core::{DType, Glu, Op, Rope, RopeMode, SortOrder, Unary};
+use samite_reference::{ReferenceDevice, ReferenceOptions};
 
 #[test]
 fn binary_operations_repeat_source_1() {
@@ -49,6 +50,33 @@ fn elementwise_functions() {
     c.expect(sqrt, &[2.0, 5f32.sqrt(), 0.0, 0.5]);
     c.expect(fill, &[3.5; 4]);
     c.expect(arange, &[1.0, 1.5, 2.0]);
+}
+
+#[test]
+fn numbers_in_float64_are_not_rounded_between_operations() {
+    let mut c = Case::default();
+    let x = c.f32(&[4, 2], &[2.0, 3.0, 5.0, 6.0, 7.0, 8.0, 10.0, 11.0]);
+    let table = c.f32(&[4, 3], &[0.0; 12]);
+    let places = c.i32(&[2], &[2, 0]);
+    let g = &mut c.graph;
+    let roots = g.sqrt(x).unwrap();
+    let stored = g.set_rows(roots, places, table).unwrap();
+    let rows = g.get_rows(stored, places).unwrap();
+    let copy = g.cont(rows).unwrap();
+    let squares = g.sqr(copy).unwrap();
+    let difference = g.sub(squares, x).unwrap();
+    let largest = |float64| {
+        let options = ReferenceOptions {
+            float64,
+            ..ReferenceOptions::default()
+        };
+        let device = ReferenceDevice::new(options);
+        let differences = as_f32s(&c.run_on(&device, difference).unwrap());
+        differences.into_iter().map(f32::abs).fold(0.0, f32::max)
+    };
+    // Roots of numbers up to 16 that are rounded to 53 bits, or to 24.
+    assert!(largest(true) < 1e-14);
+    assert!(largest(false) > 1e-8);
 }
 
 #[test]

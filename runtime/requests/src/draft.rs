@@ -276,8 +276,9 @@ mod tests {
             costs.best_length(&acceptance_rate, BatchLoad::default(), 16, 0.0),
             0
         );
-        // The rate recovers if drafts are available but not tried.
+        // The rate recovers if drafts are available but not tried, and not beyond its first value.
         (0..2000).for_each(|_| acceptance_rate.decay());
+        assert!((0.5..0.6).contains(&acceptance_rate.0));
         assert!(costs.best_length(&acceptance_rate, BatchLoad::default(), 16, 0.0) > 0);
         // A draft that takes long to compute is not worthwhile.
         (0..100).for_each(|_| acceptance_rate.learn(8, 8));
