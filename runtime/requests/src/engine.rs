@@ -716,6 +716,7 @@ impl Engine {
             cells: cells.len(),
             used_cells: cells.used(),
             kept: self.kept.len(),
+            swapped_bytes: self.swapped_bytes,
             is_sleeping: false,
             totals: self.totals,
         }

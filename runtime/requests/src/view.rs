@@ -88,6 +88,8 @@ pub struct View {
     pub used_cells: usize,
     /// Number of cached prefixes.
     pub kept: usize,
+    /// Host memory in bytes that holds the caches of preempted requests.
+    pub swapped_bytes: usize,
     /// True if the engine sleeps: its context was dropped until a request arrives. The other fields
     /// are then those from before.
     pub is_sleeping: bool,

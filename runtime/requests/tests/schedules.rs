@@ -242,7 +242,7 @@ fn shares(request: &Request) -> Option<Vec<(String, f32)>> {
 
 /// Runs one schedule. Returns the number of tokens from the cache, the number of tokens from a
 /// draft model, and the engine's totals.
-fn schedule(seed: u64) -> (usize, u64, Totals) {
+fn schedule(seed: u64) -> (usize, u64, Totals, usize) {
     let mut rng = Rng::new(seed);
     let (model, adapters) = loaded((seed % 3) as usize);
     let options = EngineOptions {
@@ -287,7 +287,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
         .map(|_| request(&mut rng, adapters))
         .collect();
     let mut answers: Vec<(u64, Request, Answer, bool)> = Vec::new();
-    let mut steps = 0;
+    let (mut steps, mut swapped) = (0, 0);
     loop {
         if !waiting.is_empty() && rng.one_in(3) {
             let request = waiting.remove(0);
@@ -295,6 +295,9 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
             answers.push((id, request, Answer::new(reader), false));
         }
         engine.step();
+        let bytes = engine.view().swapped_bytes;
+        assert!(bytes <= options.swap_bytes, "seed {seed}");
+        swapped = swapped.max(bytes);
         for (id, _, answer, is_cancelled) in &mut answers {
             if answer.end.is_none() && rng.one_in(60) {
                 *is_cancelled = true;
@@ -356,6 +359,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
         "seed {seed}"
     );
     assert!(view.kept <= options.kept, "seed {seed}");
+    assert_eq!(view.swapped_bytes, 0, "seed {seed}");
     engine.clear_prefix_cache();
     assert_eq!(engine.view().used_cells, 0, "seed {seed}: cells are left");
     for sequence in 0..options.n_seq() {
@@ -366,7 +370,7 @@ fn schedule(seed: u64) -> (usize, u64, Totals) {
         );
     }
     let by_model = engine.drafter().map_or(0, Drafter::drafted);
-    (cached, by_model, view.totals)
+    (cached, by_model, view.totals, swapped)
 }
 
 #[test]
@@ -382,9 +386,10 @@ fn tokens_do_not_depend_on_other_requests() {
     }
     let seeds = number("SAMITE_SCHEDULES").unwrap_or(90);
     let (mut cached, mut by_models, mut preempted) = ([0; 3], 0, 0);
-    let (mut stood, mut fell) = (0, 0);
+    let (mut stood, mut fell, mut most_swapped) = (0, 0, 0);
     for seed in 0..seeds {
-        let (found, by_model, totals) = schedule(seed);
+        let (found, by_model, totals, swapped) = schedule(seed);
+        most_swapped = most_swapped.max(swapped);
         by_models += by_model;
         cached[(seed % 3) as usize] += found;
         preempted += totals.preempted;
@@ -394,6 +399,7 @@ fn tokens_do_not_depend_on_other_requests() {
     // Check that the schedules exercise what they are meant to.
     assert!(cached.iter().all(|&count| count > 100), "{cached:?}");
     assert!(preempted > 5, "{preempted}");
+    assert!(most_swapped > 20_000, "{most_swapped}");
     assert!(by_models > 100, "{by_models}");
     assert!(
         stood > 20 && fell > 20,
