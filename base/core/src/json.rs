@@ -168,7 +168,7 @@ mod tests {
         );
     }
 
-    /// Compares bit by bit: `PartialEq` of floats treats -0 and 0 as equal.
+    /// Returns the graph as JSON text, which distinguishes -0 from 0, unlike `PartialEq`.
     fn text(graph: &Graph) -> String {
         graph.to_json().to_string()
     }

@@ -93,7 +93,7 @@ pub fn page_bytes() -> usize {
         .unwrap_or(4096)
 }
 
-/// Returns the pages of `pieces`, sorted and without duplicates.
+/// Rounds `pieces` out to whole pages, sorts them, and merges those that touch.
 fn joined(mut pieces: Vec<Range<usize>>, page: usize) -> Vec<Range<usize>> {
     for piece in &mut pieces {
         *piece = piece.start / page * page..piece.end.div_ceil(page).saturating_mul(page);

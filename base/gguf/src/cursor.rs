@@ -72,12 +72,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Returns the bytes from the start of the file.
+    /// Returns the number of bytes before the cursor.
     pub(crate) fn position(&self) -> u64 {
         self.position as u64
     }
 
-    /// Returns the bytes to the end of the file.
+    /// Returns the number of bytes after the cursor.
     pub(crate) fn left(&self) -> u64 {
         self.file_len.saturating_sub(self.position())
     }

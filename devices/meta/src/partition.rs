@@ -322,7 +322,7 @@ impl<'a> Pass<'a> {
         Ok(id)
     }
 
-    /// Adds a tensor to a member's graph that is written before it is read.
+    /// Adds a leaf to a member's graph. It is written before the graph reads it.
     fn leaf(&mut self, member: usize, of: TensorId, layout: &Layout) -> Result<TensorId> {
         let name = &self.task.graph.tensor(of).name;
         self.made.graphs[member].leaf(name, layout.dtype(), layout.shape())

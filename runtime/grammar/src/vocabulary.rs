@@ -93,8 +93,8 @@ impl GrammarVocabulary {
     }
 }
 
-/// Returns a token's text in a constrained text. It is empty for a token that can only occur by
-/// name.
+/// Returns the bytes that a token adds to a constrained text: none for a special token, which a
+/// grammar names.
 pub(crate) fn text_of(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     let no_text = TokenAttributes::CONTROL
         .union(TokenAttributes::UNKNOWN)

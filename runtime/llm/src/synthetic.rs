@@ -17,8 +17,10 @@ use std::path::Path;
 /// Smallest vocabulary: three special tokens and all bytes.
 pub const MIN_VOCABULARY: usize = 3 + 256;
 
-/// Architectures that always have mixtures of experts.
-const MIXTURES: [&str; 36] = [
+/// Architectures whose synthetic models have mixtures of experts.
+const MIXTURES: [&str; 38] = [
+    "granitemoe",
+    "nemotron_h_moe",
     "qwen3moe",
     "qwen2moe",
     "qwen3vlmoe",

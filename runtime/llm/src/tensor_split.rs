@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn query_heads_stay_with_the_key_head_that_they_use() {
-        // Eight heads of eight elements, of which four use the same keys.
+        // Eight heads of eight elements. Four each use the same keys.
         let model = SyntheticModel {
             n_embd: 64,
             n_head: 8,

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 /// Draft lengths that are tried.
 const LENGTHS: [usize; 6] = [0, 1, 2, 4, 8, 16];
-/// Lengths of the end of the text that is searched for, the longer ones first.
+/// Maximum length of the text's end that is searched for. Longer ends are tried first.
 const MAX_KEY_LEN: usize = 4;
+/// Minimum length of the text's end that is searched for.
 const MIN_KEY_LEN: usize = 2;
 /// Number of tokens that the search looks back.
 const LOOKS_BACK: usize = 4096;

@@ -31,7 +31,7 @@ pub struct EngineOptions {
     pub slots: usize,
     /// Maximum number of tokens in one text, including its prompt; `None` for the whole context.
     pub context: Option<usize>,
-    /// Number of cached prefixes.
+    /// Maximum number of cached prefixes; 0 counts as 1.
     pub kept: usize,
     /// Maximum number of waiting requests per owner.
     pub queue: usize,

@@ -246,7 +246,7 @@ unsafe fn zip_piece(
     }
 }
 
-/// Returns the address of the elements from `start`, if rows have `n0` dense f32 elements.
+/// Returns the address of element `start` of `row`, if rows are `n0` dense f32 elements.
 ///
 /// # Safety
 /// See [`Operand`]; the element must be inside the shape.

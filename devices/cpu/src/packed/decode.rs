@@ -387,8 +387,9 @@ pub(crate) struct FieldRows {
     at: *const u8,
     /// The first row in the half.
     first: usize,
-    /// Prefetch distance in bytes, and whether requests are [even](Sink::EVENLY).
+    /// Prefetch distance in bytes.
     ahead: usize,
+    /// True if requests are [even](Sink::EVENLY).
     evenly: bool,
     /// True if the current block is the second of a pair. A line that both share is prefetched
     /// once.

@@ -59,9 +59,9 @@ const PIECE: usize = 1 << 18;
 /// Purpose of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Status of each member, with a number.
+    /// The member can continue. Carries a number for the others.
     Status,
-    /// Status of a member that cannot continue, with the length of the reason.
+    /// The member cannot continue. Carries the length of the reason.
     Failure,
     /// Messages of all members.
     Telling,

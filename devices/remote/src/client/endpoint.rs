@@ -328,9 +328,12 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Returns the first failure of requests of `owner` up to `number`, without clearing it. An
-    /// earlier failure of a request without a stream takes precedence as the cause.
-    pub fn has_failed(&self, device: &str, owner: u64, number: u64) -> Result<()> {
+    /// Checks the requests of `owner` up to `number`.
+    ///
+    /// # Errors
+    /// Returns their first failure, without clearing it. An earlier failure of a request without a
+    /// stream takes precedence as the cause.
+    pub fn check(&self, device: &str, owner: u64, number: u64) -> Result<()> {
         let state = self.shared.lock();
         let own = state.failures.get(&owner);
         let Some(own) = own.filter(|failed| failed.number <= number) else {
@@ -457,15 +460,15 @@ mod tests {
             fail(1, "later");
         }
         let told = |result: Result<()>| result.unwrap_err().to_string();
-        assert!(told(endpoint.has_failed("d", 1, first)).contains("first"));
-        assert!(endpoint.has_failed("d", 2, first).is_ok());
+        assert!(told(endpoint.check("d", 1, first)).contains("first"));
+        assert!(endpoint.check("d", 2, first).is_ok());
         assert!(told(endpoint.failure("d", 1)).contains("first"));
         assert!(endpoint.failure("d", 1).is_ok());
         assert!(told(endpoint.failure("d", 2)).contains("other"));
         let before = fail(NOBODY, "before");
         let last = fail(2, "after");
-        assert!(told(endpoint.has_failed("d", 2, last)).contains("before"));
-        assert!(endpoint.has_failed("d", 2, before).is_ok());
+        assert!(told(endpoint.check("d", 2, last)).contains("before"));
+        assert!(endpoint.check("d", 2, before).is_ok());
         assert!(told(endpoint.failure("d", 2)).contains("before"));
         assert!(endpoint.failure("d", 2).is_ok());
     }

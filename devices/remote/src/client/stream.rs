@@ -214,7 +214,7 @@ impl RemoteStream {
     fn failure(&mut self) -> Result<()> {
         for (stream, number) in std::mem::take(&mut self.awaited) {
             let far = self.far();
-            far.endpoint.has_failed(&far.name, stream, number)?;
+            far.endpoint.check(&far.name, stream, number)?;
         }
         let far = self.far();
         far.endpoint.failure(&far.name, self.number)
@@ -450,7 +450,7 @@ impl Event for RemoteEvent {
         };
         let endpoint = &self.far.endpoint;
         endpoint.reach(&self.far.name, number)?;
-        endpoint.has_failed(&self.far.name, stream, number)
+        endpoint.check(&self.far.name, stream, number)
     }
 
     fn as_any(&self) -> &dyn Any {

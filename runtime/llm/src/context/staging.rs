@@ -247,8 +247,8 @@ pub(crate) fn check_filled(name: &str, size: usize, given: usize) -> Result<()> 
     }
 }
 
-/// Returns a token's row of a mask over the tokens of its micro-batch: it sees those of its first
-/// sequence.
+/// Returns a token's row of a mask over the tokens of its micro-batch. It sees the tokens of its
+/// first sequence within `span`.
 fn on_both_sides<'a>(
     span: Span,
     distances: bool,

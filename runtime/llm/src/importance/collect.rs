@@ -51,10 +51,10 @@ fn lock(shared: &Mutex<Collector>) -> MutexGuard<'_, Collector> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A product whose input is observed, with the number of its matrices: extents 2 and 3 of the
-/// weight.
+/// A product whose input is observed.
 struct Dense {
     weight: String,
+    /// Number of matrices: extents 2 and 3 of the weight.
     parts: [usize; 2],
 }
 

@@ -12,7 +12,7 @@ use samite_core::{TensorGroup, Usage};
 use samite_sched::DeviceSet;
 use std::ops::{Range, RangeBounds, RangeInclusive};
 
-/// What the layers of a model keep of a sequence. It decides what can be removed from the cache.
+/// Kind of a cache: what layers keep of a sequence. It decides what can be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheKind {
     /// Nothing: attention is bidirectional, and all tokens of a sequence are in one batch.

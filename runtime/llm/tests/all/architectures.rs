@@ -254,9 +254,16 @@ fn latent_attention_caches_one_short_row_per_token() {
 
 #[test]
 fn every_architecture_is_documented() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/models.md");
-    let text = std::fs::read_to_string(folder).unwrap();
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = |file| std::fs::read_to_string(root.join(file)).unwrap();
+    let text = read("docs/models.md");
+    let (supported, _) = text.split_once("are refused by name").unwrap();
     for arch in ARCHITECTURES {
-        assert!(text.contains(&format!("`{}`", arch.name)), "{}", arch.name);
+        let name = format!("`{}`", arch.name);
+        assert!(supported.contains(&name), "{name}");
+    }
+    let number = format!("{} architectures", ARCHITECTURES.len());
+    for file in ["README.md", "CHANGELOG.md", "docs/models.md", "docs/rpc.md"] {
+        assert!(read(file).contains(&number), "{file}: {number}");
     }
 }

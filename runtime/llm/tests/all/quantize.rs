@@ -124,7 +124,7 @@ fn progress_counts_elements_up_to_their_number() {
     };
     quantize(&source, &path, &options).unwrap();
     let reports = reports.into_inner().unwrap();
-    // Each tensor is small enough for one job, which reports its end, as the end of the tensor does.
+    // Each tensor is one job, which reports its end, as the end of the tensor does.
     let mut expected = Vec::new();
     let all: usize = source
         .tensors()

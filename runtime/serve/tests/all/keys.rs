@@ -46,7 +46,8 @@ fn seen(server: &Server, key: &str, prompt: Vec<u32>) -> String {
     format!("{cached} {told:?} {slots:?}")
 }
 
-/// Sends a prompt after another key sent the same or a different one, and counts the observations.
+/// Sends prompts as one key after another key sent the same or a different one. Returns the number
+/// of each observation by [different, same].
 fn pairs(server: &Server, count: usize) -> BTreeMap<String, [usize; 2]> {
     let mut found: BTreeMap<String, [usize; 2]> = BTreeMap::new();
     let mut state = 1_u64;

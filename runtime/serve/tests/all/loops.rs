@@ -355,14 +355,46 @@ fn completions_list_probabilities_as_in_openai() {
         );
         assert!(own < 0.0, "{logprobs}");
     }
+    let whole = logprobs["text_offset"].as_array().unwrap();
     let chunks = events(&server, "/v1/completions", &body);
+    // No empty chunk comes before the first token.
+    assert_eq!(
+        chunks[0].1["choices"][0]["logprobs"]["text_offset"][0],
+        whole[0]
+    );
     let offsets = chunks.iter();
     let offsets: Vec<&Value> = offsets
         .map(|(_, chunk)| &chunk["choices"][0]["logprobs"]["text_offset"][0])
         .filter(|offset| !offset.is_null())
         .collect();
-    let whole = logprobs["text_offset"].as_array().unwrap();
     assert_eq!(offsets, whole.iter().collect::<Vec<_>>());
+}
+
+/// Chunks count the processed tokens of the prompt, as those of llama-server do.
+#[test]
+fn prompt_progress_is_streamed_when_requested() {
+    let server = Server::simple();
+    let prompt = "Once upon a time ".repeat(20);
+    let body = json!({"prompt": prompt, "max_tokens": 1, "return_progress": true,
+        "stream_options": {"include_usage": true}});
+    let chunks = events(&server, "/v1/completions", &body);
+    let usages = chunks
+        .iter()
+        .map(|(_, chunk)| &chunk["usage"]["prompt_tokens"]);
+    let total = usages.filter_map(Value::as_u64).next_back().unwrap();
+    let reports = chunks.iter().map(|(_, chunk)| &chunk["prompt_progress"]);
+    let reports: Vec<&Value> = reports.filter(|report| !report.is_null()).collect();
+    assert!(!reports.is_empty(), "{chunks:?}");
+    let mut before = 0;
+    for report in &reports {
+        assert_eq!(report["total"], total, "{report}");
+        assert_eq!(report["cache"], 0, "{report}");
+        assert!(report["time_ms"].is_u64(), "{report}");
+        let processed = report["processed"].as_u64().unwrap();
+        assert!((before..=total).contains(&processed), "{report}");
+        before = processed;
+    }
+    assert!(before > 0, "{reports:?}");
 }
 
 #[test]

@@ -102,7 +102,7 @@ struct RemoteNetState {
     made_room: u64,
     hostile: Hostile,
     secrets: Vec<Secret>,
-    /// Events while a client waited.
+    /// Number of events while a client waited, limited by `MAX_EVENTS`.
     waited: usize,
 }
 

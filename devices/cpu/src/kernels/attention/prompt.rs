@@ -39,7 +39,7 @@ const _: () = assert!(ROWS == int16::BESIDE && ROWS.is_multiple_of(int16::STEP))
 enum Arithmetic {
     /// F32.
     F32(OuterFn),
-    /// Rounded to [16-bit numbers](crate::kernels::outer::int16), if keys and values have lower
+    /// [16-bit products](crate::kernels::outer::int16), chosen if keys and values have lower
     /// precision than F32.
     Int16(int16::Products),
 }

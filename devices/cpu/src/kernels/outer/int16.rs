@@ -85,7 +85,7 @@ pub(crate) struct Products {
     /// Rounds some terms of each of some lanes, row after row. The number of lanes is a multiple of
     /// [`STEP`]: `(rows, terms, lanes, to)`.
     pub round: unsafe fn(*const f32, usize, usize, Rounded),
-    /// Sums of products with columns that follow one another, in the form of [`round_columns`].
+    /// Sums of products with contiguous columns, each rounded by [`round_columns`].
     pub along: unsafe fn(&Outer<'_>),
     /// Sums of products with up to [`BESIDE`] adjacent columns, in the form that `round` creates
     /// for that many lanes.
