@@ -18,9 +18,7 @@ use std::path::Path;
 pub const MIN_VOCABULARY: usize = 3 + 256;
 
 /// Architectures whose synthetic models have mixtures of experts.
-const MIXTURES: [&str; 38] = [
-    "granitemoe",
-    "nemotron_h_moe",
+const MIXTURES: [&str; 36] = [
     "qwen3moe",
     "qwen2moe",
     "qwen3vlmoe",
