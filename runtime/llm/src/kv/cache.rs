@@ -237,7 +237,8 @@ impl KvCache {
         }
         if !self.is_whole(from, &range) {
             return Err(Error::invalid(format!(
-                "sequence {from}: this model keeps a state, of which no part can be copied; copy the whole sequence"
+                "sequence {from}: this model keeps a state, of which no part can be copied; copy \
+                 the whole sequence"
             )));
         }
         self.edit(to, |cells| {
