@@ -178,9 +178,7 @@ fn batch_of(state: &mut ContextState, entries: &[BatchEntry]) -> Outcome<samite_
             Some(position) => position,
             None => *next.entry(first).or_insert_with(|| {
                 let cells = engine.kv_cache().cells();
-                cells
-                    .last_position(first as usize)
-                    .map_or(0, |last| last.saturating_add(1))
+                cells.next_position(first as usize)
             }),
         };
         for &sequence in &entry.sequences {

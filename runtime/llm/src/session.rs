@@ -610,12 +610,7 @@ impl Session {
     }
 
     fn decode_one(&mut self, token: u32) -> Result<()> {
-        let position = self
-            .context
-            .kv_cache()
-            .cells()
-            .last_position(0)
-            .map_or(0, |last| last + 1);
+        let position = self.context.kv_cache().cells().next_position(0);
         self.batch.clear();
         self.batch.add(token, position, &[0], true);
         self.decode_batch()?;

@@ -619,8 +619,7 @@ impl Engine {
             ..
         } = active;
         self.ended.push(running.event_queue);
-        let last = self.context.kv_cache().cells().last_position(sequence);
-        let is_whole = last.map_or(0, |last| last as usize + 1) == decoded;
+        let is_whole = self.context.kv_cache().cells().next_position(sequence) as usize == decoded;
         let is_kept = is_kept
             && running.request.cache.keep
             && decoded > 0

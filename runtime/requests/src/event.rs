@@ -1,6 +1,6 @@
 //! The events of a request.
 
-use samite_llm::Finish;
+use samite_llm::{CacheKind, Finish};
 use std::time::Duration;
 
 /// Event of a request, in this order: at most one [`Started`], then progress and tokens, then one
@@ -66,6 +66,14 @@ pub enum MissCause {
 }
 
 impl MissCause {
+    /// Returns the cause if the prefix cannot be cut to this position in a cache of `kind`.
+    pub(crate) fn uncuttable(kind: CacheKind) -> Self {
+        match kind {
+            CacheKind::States => MissCause::NoState,
+            _ => MissCause::Window,
+        }
+    }
+
     /// Returns the text that answers contain.
     pub fn name(self) -> &'static str {
         match self {

@@ -2,7 +2,7 @@
 //! prefixes of a prompt.
 
 use crate::event::{CacheMiss, MissCause};
-use samite_llm::{CacheKind, Context};
+use samite_llm::Context;
 use std::collections::VecDeque;
 
 /// Key that must be equal for two requests to share anything: the number of the set of adapters,
@@ -68,11 +68,7 @@ fn usable(
         .kv_cache()
         .marked(sequence)
         .and_then(|mark| usize::try_from(mark).ok());
-    let cause = if context.kv_cache().kind() == CacheKind::States {
-        MissCause::NoState
-    } else {
-        MissCause::Window
-    };
+    let cause = MissCause::uncuttable(context.kv_cache().kind());
     match mark.filter(|&mark| mark <= most && can(mark)) {
         Some(mark) => (mark, Some(cause)),
         None => (0, Some(cause)),

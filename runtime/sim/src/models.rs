@@ -60,7 +60,7 @@ impl Call {
                 let first = rng.below(SEQUENCES);
                 for offset in 0..1 + rng.below(SEQUENCES) {
                     let sequence = (first + offset) % SEQUENCES;
-                    let next = cells.last_position(sequence).map_or(0, |last| last + 1);
+                    let next = cells.next_position(sequence);
                     for position in 0..1 + rng.below(4) as i32 {
                         let id = 3 + rng.below(256) as u32;
                         tokens.push((id, next + position, sequence as u32, rng.one_in(2)));

@@ -3,12 +3,12 @@
 use crate::arch::{LayerCache, Spec};
 use crate::context::Sizes;
 use crate::error::{Error, Result};
-use crate::kv::cells::Cells;
-use crate::kv::plan::{KvGroup, KvPlan, layers};
+use crate::kv::cells::{Cells, bounds};
+use crate::kv::plan::KvPlan;
 use crate::kv::states::States;
 use crate::kv::window::Window;
 use crate::rules::Choice;
-use samite_core::{TensorGroup, Usage};
+use samite_core::TensorGroup;
 use samite_sched::DeviceSet;
 use std::ops::{Range, RangeBounds, RangeInclusive};
 
@@ -62,22 +62,9 @@ impl KvCache {
             n_seq: n_sequences,
             ..
         } = sizes;
-        let mut groups = Vec::new();
-        for KvGroup {
-            memory,
-            device,
-            tensors,
-        } in &plan.groups
-        {
-            let described = KvGroup::described(tensors);
-            let bytes = TensorGroup::planned_size(memory, &described)?;
-            let what = format!("the KV cache of {n_cells} cells (a smaller context needs less)");
-            devices.get(*device).check_free(bytes, &what)?;
-            let group = TensorGroup::allocate_described(memory, Usage::Any, &described)?;
-            groups.push(group);
-        }
+        let groups = plan.allocate(devices, n_cells)?;
         let tensors = groups.iter().flat_map(|group| &group.tensors).cloned();
-        let layers = layers(&plan.windowed, tensors);
+        let layers = plan.layers(tensors);
         let window = match spec.window().filter(|_| n_window > 0) {
             Some(size) => Some(Window::new(n_window, n_sequences, size)?),
             None => None,
@@ -149,8 +136,8 @@ impl KvCache {
                 )));
             }
         }
-        let range = (range.start_bound().cloned(), range.end_bound().cloned());
-        self.edit(sequence, |cells| cells.remove(sequence, range))?;
+        let (first, end) = bounds(&range);
+        self.edit(sequence, |cells| cells.remove(sequence, first..end))?;
         match &mut self.states {
             Some(states) if leaves_some => states.go_back(sequence),
             Some(states) => states.forget(sequence),
@@ -196,10 +183,7 @@ impl KvCache {
     /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
     pub fn mark(&mut self, sequence: usize) -> Result<()> {
         self.cells.check(sequence)?;
-        let next = self
-            .cells
-            .last_position(sequence)
-            .map_or(0, |last| last + 1);
+        let next = self.cells.next_position(sequence);
         if let Some(states) = &mut self.states {
             states.set_mark(sequence, next);
         }
@@ -232,8 +216,8 @@ impl KvCache {
     /// Returns [`Error::InvalidArgument`] if a sequence does not exist.
     pub fn copy(&mut self, from: usize, to: usize, range: impl RangeBounds<i32>) -> Result<()> {
         if self.states.is_none() {
-            let range = (range.start_bound().cloned(), range.end_bound().cloned());
-            return self.edit(to, |cells| cells.copy(from, to, range));
+            let (first, end) = bounds(&range);
+            return self.edit(to, |cells| cells.copy(from, to, first..end));
         }
         if !self.is_whole(from, &range) {
             return Err(Error::invalid(format!(
@@ -277,8 +261,8 @@ impl KvCache {
         delta: i32,
     ) -> Result<()> {
         self.check_shift()?;
-        let range = (range.start_bound().cloned(), range.end_bound().cloned());
-        self.edit(sequence, |cells| cells.shift(sequence, range, delta))
+        let (first, end) = bounds(&range);
+        self.edit(sequence, |cells| cells.shift(sequence, first..end, delta))
     }
 
     fn check_shift(&self) -> Result<()> {

@@ -51,7 +51,7 @@ const BLOCK: usize = 64;
 const _: () = assert!(BLOCK <= u8::MAX as usize);
 
 /// Converts a range of positions to first and last + 1.
-fn bounds(range: &impl RangeBounds<i32>) -> (i32, i32) {
+pub(super) fn bounds(range: &impl RangeBounds<i32>) -> (i32, i32) {
     let first = match range.start_bound() {
         Bound::Included(&first) => first,
         Bound::Excluded(&before) => before.saturating_add(1),
@@ -149,6 +149,12 @@ impl Cells {
     /// Returns the largest position in `sequence`.
     pub fn last_position(&self, sequence: usize) -> Option<i32> {
         self.last.get(sequence).copied().filter(|&last| last >= 0)
+    }
+
+    /// Returns the position after the largest one in `sequence`: 0 if the sequence is empty.
+    pub fn next_position(&self, sequence: usize) -> i32 {
+        self.last_position(sequence)
+            .map_or(0, |last| last.saturating_add(1))
     }
 
     /// Returns the smallest position in `sequence`.
@@ -739,7 +745,7 @@ mod tests {
             for (edit, a, b, from, to) in edits {
                 match edit {
                     0 | 1 => {
-                        let position = cells.last_position(a).map_or(0, |last| last + 1);
+                        let position = cells.next_position(a);
                         if cells.take(position, &[a as u32]).is_some() {
                             sets[a].insert(position);
                         }
@@ -763,7 +769,7 @@ mod tests {
                     }
                     _ => {
                         let before = cells.clone();
-                        let position = cells.last_position(a).map_or(0, |last| last + 1);
+                        let position = cells.next_position(a);
                         cells.take(position, &[a as u32]);
                         cells.take(position + 1, &[a as u32]);
                         cells.rollback();

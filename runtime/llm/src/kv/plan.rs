@@ -19,9 +19,9 @@ use std::sync::Arc;
 /// Memory needs of a KV cache, before anything is allocated.
 #[derive(Debug)]
 pub(crate) struct KvPlan {
-    pub groups: Vec<KvGroup>,
+    groups: Vec<KvGroup>,
     /// By layer: true if its keys and values use the cells of layers with a window.
-    pub windowed: Vec<bool>,
+    windowed: Vec<bool>,
     /// Device by layer.
     pub choices: Vec<Choice>,
     /// Caches that are on another device than requested.
@@ -30,16 +30,16 @@ pub(crate) struct KvPlan {
 
 /// Tensors of a KV cache in memory of one type.
 #[derive(Debug)]
-pub(crate) struct KvGroup {
-    pub memory: Arc<dyn BufferType>,
+struct KvGroup {
+    memory: Arc<dyn BufferType>,
     /// Index of the first device that uses the memory.
-    pub device: usize,
-    pub tensors: Vec<(String, Layout, Option<Cut>)>,
+    device: usize,
+    tensors: Vec<(String, Layout, Option<Cut>)>,
 }
 
 impl KvGroup {
-    pub fn described(tensors: &[(String, Layout, Option<Cut>)]) -> Vec<TensorInfo<'_>> {
-        tensors
+    fn described(&self) -> Vec<TensorInfo<'_>> {
+        self.tensors
             .iter()
             .map(|(name, layout, cut)| TensorInfo {
                 cut: *cut,
@@ -159,7 +159,7 @@ impl KvPlan {
     pub fn bytes(&self) -> Result<Vec<(String, usize)>> {
         let mut bytes = Vec::new();
         for group in &self.groups {
-            let described = KvGroup::described(&group.tensors);
+            let described = group.described();
             bytes.extend(TensorGroup::planned_by_memory(&group.memory, &described)?);
         }
         Ok(bytes)
@@ -169,7 +169,7 @@ impl KvPlan {
     pub fn bytes_by_device(&self, n_devices: usize) -> Result<Vec<usize>> {
         let mut bytes = vec![0usize; n_devices];
         for group in &self.groups {
-            let described = KvGroup::described(&group.tensors);
+            let described = group.described();
             let size = TensorGroup::planned_size(&group.memory, &described)?;
             bytes[group.device] = bytes[group.device].saturating_add(size);
         }
@@ -180,34 +180,49 @@ impl KvPlan {
     pub fn unallocated(&self) -> Result<Vec<LayerCache>> {
         let mut tensors = Vec::new();
         for group in &self.groups {
-            for info in KvGroup::described(&group.tensors) {
+            for info in group.described() {
                 let size = group.memory.alloc_size(&info)?;
                 let buffer = samite_core::unallocated(&group.memory, size, Usage::Any);
                 tensors.push(StoredTensor::described(&info, buffer, 0)?);
             }
         }
-        Ok(layers(&self.windowed, tensors))
+        Ok(self.layers(tensors))
     }
-}
 
-/// Finds the keys and values of each layer by their names.
-pub(crate) fn layers(
-    windowed: &[bool],
-    tensors: impl IntoIterator<Item = Arc<StoredTensor>>,
-) -> Vec<LayerCache> {
-    let by_name: BTreeMap<String, Arc<StoredTensor>> = tensors
-        .into_iter()
-        .map(|tensor| (tensor.name().to_owned(), tensor))
-        .collect();
-    let find = |name: String| by_name.get(&name).cloned();
-    let layer = |(il, &windowed)| LayerCache {
-        k: find(format!("cache_k_l{il}")),
-        v: find(format!("cache_v_l{il}")),
-        conv: find(format!("cache_conv_l{il}")),
-        state: find(format!("cache_state_l{il}")),
-        windowed,
-    };
-    windowed.iter().enumerate().map(layer).collect()
+    /// Allocates the memory, each group's on its device. `n_cells` is for the message if there is
+    /// too little.
+    pub fn allocate(&self, devices: &DeviceSet, n_cells: usize) -> Result<Vec<TensorGroup>> {
+        let what = format!("the KV cache of {n_cells} cells (a smaller context needs less)");
+        let allocate = |group: &KvGroup| {
+            let described = group.described();
+            let bytes = TensorGroup::planned_size(&group.memory, &described)?;
+            devices.get(group.device).check_free(bytes, &what)?;
+            let memory = &group.memory;
+            Ok(TensorGroup::allocate_described(
+                memory,
+                Usage::Any,
+                &described,
+            )?)
+        };
+        self.groups.iter().map(allocate).collect()
+    }
+
+    /// Finds the keys and values of each layer by their names.
+    pub fn layers(&self, tensors: impl IntoIterator<Item = Arc<StoredTensor>>) -> Vec<LayerCache> {
+        let by_name: BTreeMap<String, Arc<StoredTensor>> = tensors
+            .into_iter()
+            .map(|tensor| (tensor.name().to_owned(), tensor))
+            .collect();
+        let find = |name: String| by_name.get(&name).cloned();
+        let layer = |(il, &windowed)| LayerCache {
+            k: find(format!("cache_k_l{il}")),
+            v: find(format!("cache_v_l{il}")),
+            conv: find(format!("cache_conv_l{il}")),
+            state: find(format!("cache_state_l{il}")),
+            windowed,
+        };
+        self.windowed.iter().enumerate().map(layer).collect()
+    }
 }
 
 /// Every head must consist of whole blocks, because attention reads single heads.

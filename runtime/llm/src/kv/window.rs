@@ -48,7 +48,7 @@ impl Window {
     /// Returns an error if the next token of `sequence` would not see the same positions as in
     /// `all` cells.
     pub fn check(&self, all: &Cells, sequence: usize) -> Result<()> {
-        let next = all.last_position(sequence).map_or(0, |last| last + 1);
+        let next = all.next_position(sequence);
         if self.has(all, sequence, next) {
             return Ok(());
         }

@@ -334,11 +334,7 @@ impl Engine {
         let Some(disk) = self.disk.as_mut() else {
             return Ok((None, miss));
         };
-        let cannot = if self.context.kv_cache().kind() == CacheKind::States {
-            MissCause::NoState
-        } else {
-            MissCause::Window
-        };
+        let cannot = MissCause::uncuttable(self.context.kv_cache().kind());
         let on_disk = disk.miss(&running.tokens, adapters, (!can_cut).then_some(cannot));
         // At the same position, the miss in memory is more informative than its copy on disk.
         let miss = if on_disk.at_token > miss.at_token {

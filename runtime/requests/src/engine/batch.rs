@@ -446,10 +446,8 @@ impl Engine {
                 self.leave(active, false);
             }
         }
-        let length = |sequence: usize| {
-            let last = self.context.kv_cache().cells().last_position(sequence);
-            last.map_or(0, |last| last as usize + 1)
-        };
+        let cells = self.context.kv_cache().cells();
+        let length = |sequence: usize| cells.next_position(sequence) as usize;
         let lost = self
             .kept
             .remove_if(|text| length(text.sequence) != text.tokens.len());
@@ -459,11 +457,9 @@ impl Engine {
                 .context
                 .kv_cache()
                 .cells()
-                .last_position(active.sequence);
+                .next_position(active.sequence);
             // Lost tokens are computed again.
-            active.decoded = active
-                .decoded
-                .min(there.map_or(0, |last| last as usize + 1));
+            active.decoded = active.decoded.min(there as usize);
         }
     }
 }
