@@ -4,7 +4,7 @@ use crate::device::plugin;
 use crate::host::{guard, log_error};
 use samite_core::{HostMemory, Layout, Slot, TensorInfo, Usage};
 use samite_ggml::abi::{
-    Buffer, BufferI, BufferType, BufferTypeI2, BufferTypeTable, Device, Status, Tensor, Version,
+    Buffer, BufferI, BufferType, BufferTypeI25, BufferTypeTable, Device, Status, Tensor, Version,
 };
 use samite_ggml::convert::import::layout;
 use std::ffi::{CStr, c_char, c_void};
@@ -28,7 +28,7 @@ pub fn generation() -> u64 {
 
 /// Creates the default buffer type.
 pub fn plain_type(device: *mut Device, version: Version) -> *mut BufferType {
-    let iface = BufferTypeI2 {
+    let iface = BufferTypeI25 {
         get_name: Some(plain_name),
         alloc_buffer: Some(plain_alloc),
         get_alignment: Some(plain_alignment),
@@ -46,7 +46,7 @@ pub fn plain_type(device: *mut Device, version: Version) -> *mut BufferType {
 
 /// Creates the extra buffer type for packed weights.
 pub fn packed_type(device: *mut Device, version: Version) -> *mut BufferType {
-    let iface = BufferTypeI2 {
+    let iface = BufferTypeI25 {
         get_name: Some(packed_name),
         alloc_buffer: Some(packed_alloc),
         get_alignment: Some(packed_alignment),

@@ -1,7 +1,7 @@
 //! Tensor records of messages: 296 bytes.
 
 use super::Fields;
-use crate::numbers::{MAX_DIMS, MAX_NAME, MAX_OP_PARAMS, MAX_SRC};
+use crate::numbers::{MAX_DIMS, MAX_NAME, MAX_OP_PARAMS, MAX_SRC, Release};
 use crate::{Description, UnsupportedConversion};
 
 /// Bytes of a record.
@@ -59,11 +59,16 @@ impl Record {
         use_count: 0,
     };
 
-    /// Returns a tensor without memory, name and references.
+    /// Returns a tensor without memory, name and references, in the numbers of `release`.
     ///
     /// # Errors
-    /// If an extent or a stride does not fit into 32 bits.
-    pub fn from_description(tensor: &Description) -> Result<Self, UnsupportedConversion> {
+    /// If an extent or a stride does not fit into 32 bits, or the release lacks the operation or
+    /// the element type.
+    pub fn from_description(
+        tensor: &Description,
+        release: &Release,
+    ) -> Result<Self, UnsupportedConversion> {
+        let tensor = &release.lower(tensor)?;
         let mut record = Record {
             dtype: tensor.dtype,
             op: tensor.op,
@@ -90,9 +95,9 @@ impl Record {
         Ok(record)
     }
 
-    /// Returns the tensor's description.
-    pub fn description(&self) -> Description {
-        Description {
+    /// Returns the tensor's description. The record has the numbers of `release`.
+    pub fn description(&self, release: &Release) -> Description {
+        release.lift(Description {
             dtype: self.dtype,
             ne: self.ne.map(i64::from),
             nb: self.nb.map(|stride| stride as usize),
@@ -100,7 +105,7 @@ impl Record {
             op_params: self.op_params,
             flags: self.flags,
             is_view: self.view_src != 0,
-        }
+        })
     }
 
     /// Returns the name, with characters that are not UTF-8 replaced.
@@ -179,6 +184,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::numbers::V25;
 
     #[test]
     fn field_offsets_match_upstream() {
@@ -234,21 +240,24 @@ mod tests {
             nb: [4, 1 << 40, 1 << 40, 1 << 40],
             ..Description::default()
         };
-        assert_eq!(Record::from_description(&tensor).unwrap().nb, [4, 0, 0, 0]);
+        assert_eq!(
+            Record::from_description(&tensor, &V25).unwrap().nb,
+            [4, 0, 0, 0]
+        );
         tensor.ne[1] = 2;
         assert!(
-            Record::from_description(&tensor)
+            Record::from_description(&tensor, &V25)
                 .unwrap_err()
                 .contains("stride")
         );
         tensor.ne[0] = 1 << 32;
         assert!(
-            Record::from_description(&tensor)
+            Record::from_description(&tensor, &V25)
                 .unwrap_err()
                 .contains("extent")
         );
         tensor.ne[0] = -1;
-        assert!(Record::from_description(&tensor).is_err());
+        assert!(Record::from_description(&tensor, &V25).is_err());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! that includes everything it offers.
 
 use crate::UnsupportedConversion;
-use crate::numbers::op;
+use crate::numbers::{self, Release};
 use std::fmt;
 
 /// A version of the protocol.
@@ -32,8 +32,8 @@ impl fmt::Display for Version {
 pub struct Protocol {
     /// Version that samite's server announces.
     pub version: Version,
-    /// Number of operation numbers in use.
-    pub operations: u32,
+    /// Numbers of operations and element types.
+    pub numbers: &'static Release,
     /// Bytes of the greeting for the network capabilities of the peer.
     pub capabilities: usize,
 }
@@ -45,7 +45,7 @@ pub const V7: Protocol = Protocol {
         minor: 0,
         patch: 0,
     },
-    operations: op::COUNT,
+    numbers: &numbers::V25,
     capabilities: 24,
 };
 

@@ -28,8 +28,8 @@ impl Base {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/base.c");
         let path = directory.path().join("libggml-base.so");
         let is_host = match version {
-            Version::V2 => 5,
-            Version::V3 => 7,
+            Version::V25 => 5,
+            Version::V26 | Version::V27 | Version::V28 => 7,
         };
         let status = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
             .args(["-shared", "-fPIC", "-o"])

@@ -9,11 +9,11 @@ pub struct BufferType {
     _opaque: [u8; 0],
 }
 
-/// `ggml_backend_buffer_type_i` of interface version 2.
+/// `ggml_backend_buffer_type_i` of ggml 0.25.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)] // upstream's names
-pub struct BufferTypeI2 {
+pub struct BufferTypeI25 {
     pub get_name: Option<unsafe extern "C" fn(*mut BufferType) -> *const c_char>,
     pub alloc_buffer: Option<unsafe extern "C" fn(*mut BufferType, usize) -> *mut Buffer>,
     pub get_alignment: Option<unsafe extern "C" fn(*mut BufferType) -> usize>,
@@ -22,11 +22,11 @@ pub struct BufferTypeI2 {
     pub is_host: Option<unsafe extern "C" fn(*mut BufferType) -> bool>,
 }
 
-/// `ggml_backend_buffer_type_i` of interface version 3.
+/// `ggml_backend_buffer_type_i` from ggml 0.26 on.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)] // upstream's names
-pub struct BufferTypeI3 {
+pub struct BufferTypeI26 {
     pub get_name: Option<unsafe extern "C" fn(*mut BufferType) -> *const c_char>,
     pub alloc_buffer: Option<unsafe extern "C" fn(*mut BufferType, usize) -> *mut Buffer>,
     pub alloc_buffer_n:
@@ -39,35 +39,35 @@ pub struct BufferTypeI3 {
     pub is_host: Option<unsafe extern "C" fn(*mut BufferType) -> bool>,
 }
 
-/// `ggml_backend_buffer_type` of interface version 2.
+/// `ggml_backend_buffer_type` of ggml 0.25.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct BufferTypeV2 {
+pub struct BufferTypeV25 {
     /// Function table.
-    pub iface: BufferTypeI2,
+    pub iface: BufferTypeI25,
     /// The device, or null for plain host memory.
     pub device: *mut Device,
     /// Private data of the backend.
     pub context: *mut c_void,
 }
 
-/// `ggml_backend_buffer_type` of interface version 3.
+/// `ggml_backend_buffer_type` from ggml 0.26 on.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct BufferTypeV3 {
+pub struct BufferTypeV26 {
     /// Function table.
-    pub iface: BufferTypeI3,
+    pub iface: BufferTypeI26,
     /// The device, or null for plain host memory.
     pub device: *mut Device,
     /// Private data of the backend.
     pub context: *mut c_void,
 }
 
-/// Fields that both versions of buffer types have.
+/// Fields that buffer types of all versions have.
 #[derive(Clone, Copy)]
 pub struct BufferTypeTable {
     /// Function table.
-    pub iface: BufferTypeI2,
+    pub iface: BufferTypeI25,
     /// The device, or null for plain host memory.
     pub device: *mut Device,
     /// Private data of the backend.
@@ -81,10 +81,10 @@ impl BufferTypeTable {
     /// `buffer_type` must be a valid one of this version.
     pub unsafe fn read(buffer_type: *const BufferType, version: Version) -> Self {
         match version {
-            Version::V2 => {
-                // SAFETY: it is a valid buffer type of version 2, which begins with these fields;
+            Version::V25 => {
+                // SAFETY: it is a valid buffer type of this version, which begins with these fields;
                 // they are copied.
-                let BufferTypeV2 {
+                let BufferTypeV25 {
                     iface,
                     device,
                     context,
@@ -95,16 +95,16 @@ impl BufferTypeTable {
                     context,
                 }
             }
-            Version::V3 => {
-                // SAFETY: it is a valid buffer type of version 3, which begins with these fields;
+            Version::V26 | Version::V27 | Version::V28 => {
+                // SAFETY: it is a valid buffer type of these versions, which begins with these fields;
                 // they are copied.
-                let BufferTypeV3 {
+                let BufferTypeV26 {
                     iface,
                     device,
                     context,
                 } = unsafe { *buffer_type.cast() };
                 BufferTypeTable {
-                    iface: BufferTypeI2 {
+                    iface: BufferTypeI25 {
                         get_name: iface.get_name,
                         alloc_buffer: iface.alloc_buffer,
                         get_alignment: iface.get_alignment,
@@ -127,14 +127,14 @@ impl BufferTypeTable {
             context,
         } = self;
         match version {
-            Version::V2 => Box::into_raw(Box::new(BufferTypeV2 {
+            Version::V25 => Box::into_raw(Box::new(BufferTypeV25 {
                 iface,
                 device,
                 context,
             }))
             .cast(),
-            Version::V3 => Box::into_raw(Box::new(BufferTypeV3 {
-                iface: BufferTypeI3 {
+            Version::V26 | Version::V27 | Version::V28 => Box::into_raw(Box::new(BufferTypeV26 {
+                iface: BufferTypeI26 {
                     get_name: iface.get_name,
                     alloc_buffer: iface.alloc_buffer,
                     alloc_buffer_n: None,
@@ -152,7 +152,7 @@ impl BufferTypeTable {
     }
 }
 
-/// `ggml_backend_buffer_i`
+/// `ggml_backend_buffer_i` of ggml 0.25, with which the tables of all later versions begin.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)] // upstream's names
@@ -211,11 +211,67 @@ impl BufferI {
     };
 }
 
-/// `ggml_backend_buffer`
+/// Functions for several tensors at once, which follow [`BufferI`] from ggml 0.28 on.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(missing_docs)] // upstream's names
+pub struct BufferNI {
+    pub set_tensor_n: Option<
+        unsafe extern "C" fn(
+            *mut Buffer,
+            *const *mut Tensor,
+            *const *const c_void,
+            *const usize,
+            *const usize,
+            usize,
+        ),
+    >,
+    pub get_tensor_n: Option<
+        unsafe extern "C" fn(
+            *mut Buffer,
+            *const *const Tensor,
+            *const *mut c_void,
+            *const usize,
+            *const usize,
+            usize,
+        ),
+    >,
+    pub cpy_tensor_n: Option<
+        unsafe extern "C" fn(*mut Buffer, *const *const Tensor, *const *mut Tensor, usize) -> bool,
+    >,
+}
+
+impl BufferNI {
+    /// No functions.
+    pub const NONE: BufferNI = BufferNI {
+        set_tensor_n: None,
+        get_tensor_n: None,
+        cpy_tensor_n: None,
+    };
+}
+
+/// `ggml_backend_buffer_i` of ggml 0.28.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct BufferI28 {
+    /// Functions that all versions have.
+    pub each: BufferI,
+    /// Functions for several tensors.
+    pub several: BufferNI,
+}
+
+/// `ggml_backend_buffer` of any version. It begins with the functions that all versions have. The
+/// other fields depend on the version, see [`Buffer::fields`].
 #[repr(C)]
 pub struct Buffer {
     /// Function table.
     pub iface: BufferI,
+}
+
+/// Fields behind the function table of a buffer.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct BufferFields {
     /// Type of the buffer.
     pub buft: *mut BufferType,
     /// Private data of the backend.
@@ -224,6 +280,66 @@ pub struct Buffer {
     pub size: usize,
     /// See [`usage`].
     pub usage: i32,
+}
+
+/// `ggml_backend_buffer` of ggml 0.25 to 0.27.
+#[repr(C)]
+pub struct BufferV25 {
+    iface: BufferI,
+    fields: BufferFields,
+}
+
+/// `ggml_backend_buffer` of ggml 0.28.
+#[repr(C)]
+pub struct BufferV28 {
+    iface: BufferI28,
+    fields: BufferFields,
+}
+
+impl Buffer {
+    /// Returns the fields behind the function table.
+    ///
+    /// # Safety
+    /// `buffer` must be a valid buffer of this version.
+    pub unsafe fn fields(buffer: *const Buffer, version: Version) -> *mut BufferFields {
+        let buffer = buffer.cast_mut();
+        match version {
+            Version::V25 | Version::V26 | Version::V27 => {
+                // SAFETY: the buffer is valid and has this layout.
+                unsafe { &raw mut (*buffer.cast::<BufferV25>()).fields }
+            }
+            Version::V28 => {
+                // SAFETY: the buffer is valid and has this layout.
+                unsafe { &raw mut (*buffer.cast::<BufferV28>()).fields }
+            }
+        }
+    }
+
+    /// Creates a buffer of `version`. [`Buffer::free`] frees it.
+    pub fn create(iface: BufferI28, fields: BufferFields, version: Version) -> *mut Buffer {
+        match version {
+            Version::V25 | Version::V26 | Version::V27 => {
+                let iface = iface.each;
+                Box::into_raw(Box::new(BufferV25 { iface, fields })).cast()
+            }
+            Version::V28 => Box::into_raw(Box::new(BufferV28 { iface, fields })).cast(),
+        }
+    }
+
+    /// Frees the structure, not the memory that it describes.
+    ///
+    /// # Safety
+    /// `buffer` must come from [`Buffer::create`] with this version, and not be used again.
+    pub unsafe fn free(buffer: *mut Buffer, version: Version) {
+        match version {
+            // SAFETY: it is a box of this type.
+            Version::V25 | Version::V26 | Version::V27 => unsafe {
+                drop(Box::from_raw(buffer.cast::<BufferV25>()));
+            },
+            // SAFETY: it is a box of this type.
+            Version::V28 => unsafe { drop(Box::from_raw(buffer.cast::<BufferV28>())) },
+        }
+    }
 }
 
 /// `ggml_backend_buffer_usage`
@@ -241,20 +357,24 @@ mod tests {
 
     #[test]
     fn struct_layouts_match_upstream() {
-        assert_eq!(size_of::<BufferTypeV2>(), 64);
-        assert_eq!(offset_of!(BufferTypeV2, device), 48);
-        assert_eq!(offset_of!(BufferTypeI2, is_host), 40);
-        assert_eq!(size_of::<BufferTypeV3>(), 80);
-        assert_eq!(offset_of!(BufferTypeV3, device), 64);
-        assert_eq!(offset_of!(BufferTypeI3, get_alignment), 24);
-        assert_eq!(offset_of!(BufferTypeI3, get_alloc_size), 40);
-        assert_eq!(offset_of!(BufferTypeI3, is_host), 56);
+        assert_eq!(size_of::<BufferTypeV25>(), 64);
+        assert_eq!(offset_of!(BufferTypeV25, device), 48);
+        assert_eq!(offset_of!(BufferTypeI25, is_host), 40);
+        assert_eq!(size_of::<BufferTypeV26>(), 80);
+        assert_eq!(offset_of!(BufferTypeV26, device), 64);
+        assert_eq!(offset_of!(BufferTypeI26, get_alignment), 24);
+        assert_eq!(offset_of!(BufferTypeI26, get_alloc_size), 40);
+        assert_eq!(offset_of!(BufferTypeI26, is_host), 56);
         assert_eq!(size_of::<BufferI>(), 88);
         assert_eq!(offset_of!(BufferI, cpy_tensor), 64);
-        assert_eq!(size_of::<Buffer>(), 120);
-        assert_eq!(offset_of!(Buffer, buft), 88);
-        assert_eq!(offset_of!(Buffer, size), 104);
-        assert_eq!(offset_of!(Buffer, usage), 112);
+        assert_eq!(size_of::<BufferV25>(), 120);
+        assert_eq!(offset_of!(BufferV25, fields), 88);
+        assert_eq!(size_of::<BufferI28>(), 112);
+        assert_eq!(offset_of!(BufferNI, cpy_tensor_n), 16);
+        assert_eq!(size_of::<BufferV28>(), 144);
+        assert_eq!(offset_of!(BufferV28, fields), 112);
+        assert_eq!(offset_of!(BufferFields, size), 16);
+        assert_eq!(offset_of!(BufferFields, usage), 24);
     }
 
     #[test]
@@ -266,7 +386,7 @@ mod tests {
             32
         }
         let table = BufferTypeTable {
-            iface: BufferTypeI2 {
+            iface: BufferTypeI25 {
                 get_name: None,
                 alloc_buffer: None,
                 get_alignment: Some(alignment),
@@ -277,7 +397,7 @@ mod tests {
             device: std::ptr::without_provenance_mut(8),
             context: std::ptr::without_provenance_mut(16),
         };
-        for version in [Version::V2, Version::V3] {
+        for version in Version::ALL {
             let leaked = table.leak(version);
             // SAFETY: made of this version.
             let back = unsafe { BufferTypeTable::read(leaked, version) };

@@ -3,7 +3,7 @@
 //!
 //! Upstream guarantees none of this: the structures are internal to ggml, and the interface version
 //! (2 or 3) does not identify all changes. [`Version`] lists the releases against which these
-//! declarations were checked. Code that loads a plugin or is loaded as one asks for the version of
+//! declarations were checked, and the steps for a new one. Code that loads a plugin or is loaded as one asks for the version of
 //! `libggml-base` first and rejects unknown ones. Sizes and offsets are for 64-bit systems, and
 //! tested against values from upstream's headers.
 //!
@@ -21,8 +21,8 @@ pub use backend::{
     AddAllocDep, Backend, BackendEvent, BackendI, GraphOptimize, GraphOptimizeParams, Guid, Status,
 };
 pub use buffer::{
-    Buffer, BufferI, BufferType, BufferTypeI2, BufferTypeI3, BufferTypeTable, BufferTypeV2,
-    BufferTypeV3, usage,
+    Buffer, BufferFields, BufferI, BufferI28, BufferNI, BufferType, BufferTypeI25, BufferTypeI26,
+    BufferTypeTable, BufferTypeV25, BufferTypeV26, BufferV25, BufferV28, usage,
 };
 pub use device::{
     AbortCallback, DevCaps, DevProps, Device, DeviceI, Feature, InitFn, Reg, RegI, ScoreFn,

@@ -1,10 +1,10 @@
 //! `ggml_tensor` and its constants.
 
-use super::Buffer;
-use samite_wire::Description;
+use super::{Buffer, Version};
 pub use samite_wire::numbers::{
     MAX_DIMS, MAX_NAME, MAX_OP_PARAMS, MAX_SRC, flag, glu, op, precision, rope_mode,
 };
+use samite_wire::{Description, UnsupportedConversion};
 use std::ffi::{c_char, c_void};
 
 /// `ggml_tensor`
@@ -19,7 +19,7 @@ pub struct Tensor {
     pub ne: [i64; MAX_DIMS],
     /// Byte strides.
     pub nb: [usize; MAX_DIMS],
-    /// Number of the operation, see [`op`].
+    /// Number of the operation. Depends on the release, see [`Version::numbers`].
     pub op: u32,
     /// Parameters of the operation: integers, or the bits of floats.
     pub op_params: [i32; MAX_OP_PARAMS],
@@ -62,9 +62,16 @@ impl Tensor {
         }
     }
 
-    /// Returns a tensor without memory, name and sources.
-    pub fn from_description(description: &Description) -> Self {
-        Tensor {
+    /// Returns a tensor of `version` without memory, name and sources.
+    ///
+    /// # Errors
+    /// Returns an error if the version lacks the operation or the element type.
+    pub fn from_description(
+        description: &Description,
+        version: Version,
+    ) -> Result<Self, UnsupportedConversion> {
+        let description = version.numbers().lower(description)?;
+        Ok(Tensor {
             dtype: description.dtype,
             ne: description.ne,
             nb: description.nb,
@@ -72,12 +79,12 @@ impl Tensor {
             op_params: description.op_params,
             flags: description.flags,
             ..Tensor::zeroed()
-        }
+        })
     }
 
-    /// Returns all fields that are not pointers.
-    pub fn description(&self) -> Description {
-        Description {
+    /// Returns all fields that are not pointers. The tensor has the numbers of `version`.
+    pub fn description(&self, version: Version) -> Description {
+        version.numbers().lift(Description {
             dtype: self.dtype,
             ne: self.ne,
             nb: self.nb,
@@ -85,7 +92,7 @@ impl Tensor {
             op_params: self.op_params,
             flags: self.flags,
             is_view: !self.view_src.is_null(),
-        }
+        })
     }
 
     /// Returns the name. Bytes that are not UTF-8 are replaced.

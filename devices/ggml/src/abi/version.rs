@@ -1,16 +1,21 @@
 //! The ggml releases to which these structures apply.
 
+use samite_wire::numbers::{self, Release};
 use std::ffi::CStr;
 use std::fmt;
 
-/// Interface of a range of ggml releases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A release of ggml, with all its patches. Each differs from the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Version {
-    /// Interface version 2, as in ggml 0.25.
-    V2,
-    /// Interface version 3, as in ggml 0.26: buffer types can report the memory that several
-    /// tensors need together.
-    V3,
+    /// ggml 0.25: interface version 2.
+    V25,
+    /// ggml 0.26: interface version 3. Buffer types can report the memory that several tensors need
+    /// together.
+    V26,
+    /// ggml 0.27: another operation, so that the numbers of later ones moved.
+    V27,
+    /// ggml 0.28: buffers have functions for several tensors at once; another element type.
+    V28,
 }
 
 /// A version against which these structures were not checked.
@@ -19,9 +24,7 @@ pub struct UnknownVersion(String);
 
 impl fmt::Display for UnknownVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let releases = KNOWN
-            .map(|known| format!("0.{}", known.release))
-            .join(" and ");
+        let releases = Version::ALL.map(|known| known.to_string()).join(", ");
         let UnknownVersion(found) = self;
         write!(
             f,
@@ -30,32 +33,58 @@ impl fmt::Display for UnknownVersion {
     }
 }
 
-/// A known interface and its release.
-struct InterfaceRelease {
-    /// Release 0.x with all its patches.
-    release: u32,
-    /// Value of `api_version` of a [`Reg`](super::Reg).
-    api: i32,
-    version: Version,
-}
-
-/// Interfaces against which these structures were checked. A new release is another line. If its
-/// structures differ, it is also another [`Version`], and the compiler reports the code that
-/// depends on versions.
-const KNOWN: [InterfaceRelease; 2] = [
+/// Interfaces against which these structures were checked.
+///
+/// # A new release
+/// Compare its `ggml-backend-impl.h`, `ggml-impl.h` (`ggml_cgraph`) and `ggml.h` (`ggml_tensor` and
+/// the enumerations) with those of the release before.
+/// 1. Add a [`Version`] and a line here. The compiler reports the code that depends on versions.
+/// 2. If the numbers of operations or types moved, add them to [`samite_wire::numbers`].
+/// 3. If a table of functions grew, give it a new structure in `buffer.rs`. Functions that were
+///    added at the end of a table need nothing else.
+/// 4. Load an upstream plugin of the release, and load `libggml_samite.so` in its programs.
+const KNOWN: [InterfaceRelease; 4] = [
     InterfaceRelease {
+        version: Version::V25,
         release: 25,
         api: 2,
-        version: Version::V2,
+        numbers: &numbers::V25,
     },
     InterfaceRelease {
+        version: Version::V26,
         release: 26,
         api: 3,
-        version: Version::V3,
+        numbers: &numbers::V25,
+    },
+    InterfaceRelease {
+        version: Version::V27,
+        release: 27,
+        api: 3,
+        numbers: &numbers::V27,
+    },
+    InterfaceRelease {
+        version: Version::V28,
+        release: 28,
+        api: 3,
+        numbers: &numbers::V28,
     },
 ];
 
+/// A known interface.
+struct InterfaceRelease {
+    version: Version,
+    /// Release 0.x with all its patches.
+    release: u32,
+    /// Value of `api_version` of a [`Reg`](super::Reg). It does not identify the interface.
+    api: i32,
+    /// Numbers of operations and types.
+    numbers: &'static Release,
+}
+
 impl Version {
+    /// All known versions, the newest last.
+    pub const ALL: [Version; 4] = [Version::V25, Version::V26, Version::V27, Version::V28];
+
     /// Returns the interface of the release `text`, such as `0.25.3`.
     ///
     /// # Errors
@@ -75,23 +104,24 @@ impl Version {
         }
     }
 
-    /// Returns the interface with this version number, for a plugin that does not report its
-    /// release.
-    pub fn of_api(api: i32) -> Option<Self> {
-        let mut known = KNOWN.iter();
-        Some(known.find(|known| known.api == api)?.version)
-    }
-
-    /// Returns the numbers of all known interfaces, for messages.
-    pub fn known_apis() -> String {
-        KNOWN.map(|known| known.api.to_string()).join(" and ")
+    fn interface(self) -> &'static InterfaceRelease {
+        &KNOWN[self as usize]
     }
 
     /// Returns the value of `api_version` of a [`Reg`](super::Reg).
     pub fn api(self) -> i32 {
-        let mut known = KNOWN.iter();
-        let known = known.find(|known| known.version == self);
-        known.map_or(0, |known| known.api)
+        self.interface().api
+    }
+
+    /// Returns the numbers of operations and element types.
+    pub fn numbers(self) -> &'static Release {
+        self.interface().numbers
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0.{}", self.interface().release)
     }
 }
 
@@ -101,17 +131,23 @@ mod tests {
 
     #[test]
     fn only_known_releases_have_an_interface() {
-        assert_eq!(Version::of_release(c"0.25.3"), Ok(Version::V2));
-        assert_eq!(Version::of_release(c"0.25.1-dirty"), Ok(Version::V2));
-        assert_eq!(Version::of_release(c"0.26.0").unwrap().api(), 3);
-        for known in KNOWN {
-            assert_eq!(known.version.api(), known.api);
-            assert_eq!(Version::of_api(known.api), Some(known.version));
+        assert_eq!(Version::of_release(c"0.25.3"), Ok(Version::V25));
+        assert_eq!(Version::of_release(c"0.25.1-dirty"), Ok(Version::V25));
+        for (version, text, api) in [
+            (Version::V25, c"0.25.0", 2),
+            (Version::V26, c"0.26.0", 3),
+            (Version::V27, c"0.27.0", 3),
+            (Version::V28, c"0.28.1", 3),
+        ] {
+            assert_eq!(Version::of_release(text), Ok(version));
+            assert_eq!((version.api(), version.interface().version), (api, version));
         }
-        assert_eq!((Version::of_api(1), Version::of_api(4)), (None, None));
-        for text in [c"0.24.9", c"0.27.0", c"1.25.0", c"0.250.1", c"", c"0.25x"] {
+        for text in [c"0.24.9", c"0.29.0", c"1.25.0", c"0.250.1", c"", c"0.25x"] {
             let error = Version::of_release(text).unwrap_err().to_string();
-            assert!(error.contains("known are 0.25 and 0.26"), "{error}");
+            assert!(
+                error.contains("known are 0.25, 0.26, 0.27, 0.28"),
+                "{error}"
+            );
         }
     }
 }

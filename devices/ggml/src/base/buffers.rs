@@ -3,7 +3,7 @@
 use super::process::{aligned_free, aligned_malloc};
 use super::text::fail;
 use super::{Symbol, exports, tensors, version};
-use crate::abi::{Buffer, BufferI, BufferType, BufferTypeI2, BufferTypeTable, Tensor, usage};
+use crate::abi::{Buffer, BufferI, BufferType, BufferTypeI25, BufferTypeTable, Tensor, usage};
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
@@ -34,7 +34,7 @@ pub fn symbols() -> Vec<Symbol> {
 ///
 /// # Safety
 /// It must belong to this library or to a plugin that uses it.
-unsafe fn table(buffer_type: *mut BufferType) -> BufferTypeI2 {
+unsafe fn table(buffer_type: *mut BufferType) -> BufferTypeI25 {
     // SAFETY: the type belongs to a plugin or this library, so it is valid, and all users of this
     // library have the settled version.
     unsafe { BufferTypeTable::read(buffer_type, version()) }.iface
@@ -165,7 +165,7 @@ unsafe impl Sync for HostType {}
 
 fn host_type(get_name: unsafe extern "C" fn(*mut BufferType) -> *const c_char) -> HostType {
     let table = BufferTypeTable {
-        iface: BufferTypeI2 {
+        iface: BufferTypeI25 {
             get_name: Some(get_name),
             alloc_buffer: Some(host_alloc),
             get_alignment: Some(host_alignment),

@@ -64,14 +64,14 @@ static SETTLED: OnceLock<Version> = OnceLock::new();
 /// Returns the settled version. A plugin that needs it before it has reported its own counts as
 /// version 2, and is rejected if it then reports another one.
 fn version() -> Version {
-    *SETTLED.get_or_init(|| Version::V2)
+    *SETTLED.get_or_init(|| Version::V25)
 }
 
 /// `ggml_version` of this library. It describes the functions, not the release of a plugin; plugins
 /// must be asked for their interface version.
 unsafe extern "C" fn version_text() -> *const c_char {
     match SETTLED.get() {
-        Some(Version::V3) => c"0.26".as_ptr(),
+        Some(Version::V26) => c"0.26".as_ptr(),
         _ => c"0.25".as_ptr(),
     }
 }
@@ -148,10 +148,10 @@ mod tests {
     fn the_first_plugin_fixes_the_interface_version() {
         // The only test of this process that settles, so the order of tests does not matter.
         assert!(settle(99).unwrap_err().contains("known are 2 and 3"));
-        assert_eq!(settle(2), Ok(Version::V2));
+        assert_eq!(settle(2), Ok(Version::V25));
         let error = settle(3).unwrap_err();
         assert!(error.contains("serves plugins of version 2"), "{error}");
-        assert_eq!(settle(2), Ok(Version::V2));
-        assert_eq!(version(), Version::V2);
+        assert_eq!(settle(2), Ok(Version::V25));
+        assert_eq!(version(), Version::V25);
     }
 }

@@ -5,7 +5,7 @@
 //! stable addresses.
 
 use super::UnsupportedConversion;
-use crate::abi::{Buffer, CGraph, HashSet, Tensor, flag};
+use crate::abi::{Buffer, CGraph, HashSet, Tensor, Version, flag};
 use samite_core::{Graph, Layout, Node, Op, TensorId};
 pub use samite_wire::export::with_views;
 use std::collections::HashMap;
@@ -38,12 +38,13 @@ pub struct Exported {
 unsafe impl Send for Exported {}
 
 impl Exported {
-    /// Exports `nodes` of `graph`. `place` returns the location of a tensor. To run the graph, its
-    /// [uses](Exported::count_uses) must also be counted.
+    /// Exports `nodes` of `graph` for a plugin or host of this version. `place` returns the location
+    /// of a tensor. To run the graph, its [uses](Exported::count_uses) must also be counted.
     ///
     /// # Errors
     /// Returns the first node that ggml does not support, or the error of `place`.
     pub fn new<E: From<UnsupportedConversion>>(
+        version: Version,
         graph: &Graph,
         nodes: &[TensorId],
         mut place: impl FnMut(TensorId) -> Result<TensorLocation, E>,
@@ -59,18 +60,18 @@ impl Exported {
         let mut known = HashMap::new();
         for &id in nodes {
             for (_, source) in graph.tensor(id).operands() {
-                exported.leaf(graph, source, &mut known, &mut place)?;
+                exported.leaf(version, graph, source, &mut known, &mut place)?;
             }
             let node = graph.node(id);
             let base = match node.tensor().view {
                 Some(view) => Some((
-                    exported.leaf(graph, view.base, &mut known, &mut place)?,
+                    exported.leaf(version, graph, view.base, &mut known, &mut place)?,
                     view.offset,
                 )),
                 None => None,
             };
             let at = place(id)?;
-            let mut tensor = describe(node)?;
+            let mut tensor = describe(node, version)?;
             tensor.flags |= flag::COMPUTE;
             match at {
                 TensorLocation::At(buffer, data) => {
@@ -115,6 +116,7 @@ impl Exported {
     /// Adds a tensor whose value already exists.
     fn leaf<E: From<UnsupportedConversion>>(
         &mut self,
+        version: Version,
         graph: &Graph,
         id: TensorId,
         known: &mut HashMap<TensorId, *mut Tensor>,
@@ -126,7 +128,7 @@ impl Exported {
         let pointer = match place(id)? {
             TensorLocation::Tensor(tensor) => tensor,
             TensorLocation::At(buffer, data) => {
-                let mut tensor = bare(&graph.tensor(id).layout)?;
+                let mut tensor = bare(&graph.tensor(id).layout, version)?;
                 tensor.set_name(&graph.tensor(id).name);
                 tensor.buffer = buffer;
                 tensor.data = data.cast();
@@ -196,16 +198,15 @@ impl Exported {
 /// Returns a leaf with this layout, without memory.
 ///
 /// # Errors
-/// Returns an error if an extent does not fit into 63 bits.
-pub fn bare(layout: &Layout) -> Result<Tensor, UnsupportedConversion> {
-    Ok(Tensor::from_description(&samite_wire::export::bare(
-        layout,
-    )?))
+/// Returns an error if an extent does not fit into 63 bits, or if the version lacks the type.
+pub fn bare(layout: &Layout, version: Version) -> Result<Tensor, UnsupportedConversion> {
+    let leaf = samite_wire::export::bare(layout)?;
+    Tensor::from_description(&leaf, version)
 }
 
 /// Returns a node without memory and sources.
-fn describe(node: Node<'_>) -> Result<Tensor, UnsupportedConversion> {
-    let mut tensor = Tensor::from_description(&samite_wire::export::describe(node)?);
+fn describe(node: Node<'_>, version: Version) -> Result<Tensor, UnsupportedConversion> {
+    let mut tensor = Tensor::from_description(&samite_wire::export::describe(node)?, version)?;
     tensor.set_name(&node.tensor().name);
     Ok(tensor)
 }

@@ -2,7 +2,7 @@
 //! tensors by their addresses.
 
 use super::UnsupportedConversion;
-use crate::abi::{CGraph, MAX_SRC, Tensor};
+use crate::abi::{CGraph, MAX_SRC, Tensor, Version};
 use samite_core::{Layout, TensorId, TensorRef};
 pub use samite_wire::import::{Imported, supported, temporary};
 use samite_wire::{Description, import};
@@ -31,7 +31,8 @@ pub trait TensorMemory {
 /// # Errors
 /// Returns an error if its type is unknown, or if its extents and strides are invalid.
 pub fn layout(tensor: &Tensor) -> Result<Layout, UnsupportedConversion> {
-    import::layout(&tensor.description())
+    // The numbers of operations do not matter, and those of types are the same in all versions.
+    import::layout(&tensor.description(Version::V28))
 }
 
 /// Converts tensors to a graph.
@@ -41,6 +42,7 @@ pub struct Importer<M: TensorMemory>(import::Importer<Addresses<M>>);
 /// to.
 struct Addresses<M> {
     memory: M,
+    version: Version,
     /// Graph with use counts, or null.
     graph: *const CGraph,
 }
@@ -58,7 +60,7 @@ impl<M: TensorMemory> import::Tensors for Addresses<M> {
     type Key = *const Tensor;
 
     fn describe(&self, key: *const Tensor) -> Description {
-        self.tensor(key).description()
+        self.tensor(key).description(self.version)
     }
 
     fn sources(&self, key: *const Tensor) -> [Option<*const Tensor>; MAX_SRC] {
@@ -96,10 +98,11 @@ impl<M: TensorMemory> import::Tensors for Addresses<M> {
 }
 
 impl<M: TensorMemory> Importer<M> {
-    /// Creates an importer of tensors that lie in `memory`.
-    pub fn new(memory: M) -> Self {
+    /// Creates an importer of a host's tensors of `version`, which lie in `memory`.
+    pub fn new(memory: M, version: Version) -> Self {
         Importer(import::Importer::new(Addresses {
             memory,
+            version,
             graph: std::ptr::null(),
         }))
     }

@@ -245,7 +245,7 @@ impl Plugin {
     ) -> Self {
         Plugin {
             path: "/test".into(),
-            version: Version::V2,
+            version: Version::V25,
             release: "test".into(),
             alone: false,
             name: "test".into(),

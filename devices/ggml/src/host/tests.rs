@@ -3,7 +3,7 @@
 use super::device::GgmlDevice;
 use super::library::Plugin;
 use crate::abi::{
-    Backend, BackendEvent, BackendI, Buffer, BufferI, BufferType, BufferTypeI2, BufferTypeTable,
+    Backend, BackendEvent, BackendI, Buffer, BufferI, BufferType, BufferTypeI25, BufferTypeTable,
     CGraph, DevCaps, DevProps, Device, DeviceI, GraphOptimizeParams, Reg, RegI, Status, Tensor,
     Version, device_type, op, usage,
 };
@@ -413,7 +413,7 @@ unsafe extern "C" fn from_host(
 }
 
 unsafe extern "C" fn buffer_type(device: *mut Device) -> *mut BufferType {
-    let iface = BufferTypeI2 {
+    let iface = BufferTypeI25 {
         get_name: Some(type_name),
         alloc_buffer: Some(allocate),
         get_alignment: Some(alignment),
@@ -426,7 +426,7 @@ unsafe extern "C" fn buffer_type(device: *mut Device) -> *mut BufferType {
         device,
         context: null_mut(),
     }
-    .leak(Version::V2)
+    .leak(Version::V25)
 }
 
 unsafe extern "C" fn host_type(device: *mut Device) -> *mut BufferType {

@@ -5,6 +5,7 @@ use samite_core::{
     Buffer, BufferType, Error, Location, MemoryId, Result, Slot, TensorInfo, TensorRef, Usage,
 };
 use samite_wire::export::{bare, describe};
+use samite_wire::numbers::Release;
 use samite_wire::rpc::graph::MAX_SOURCES;
 use samite_wire::rpc::message::Request;
 use samite_wire::rpc::record::Record;
@@ -51,7 +52,7 @@ impl RpcBufferType {
             Error::unsupported(&self.name, format!("tensor '{}'", tensor.name), reason)
         };
         bare(&tensor.layout)
-            .and_then(|tensor| Record::from_description(&tensor))
+            .and_then(|tensor| Record::from_description(&tensor, self.endpoint.numbers()))
             .map_err(refused)
     }
 
@@ -64,7 +65,7 @@ impl RpcBufferType {
             return Ok(None);
         }
         Ok(match tensor.node {
-            Some(node) => question(node, self.number),
+            Some(node) => question(node, self.number, self.endpoint.numbers()),
             None => Some(Request::GetAllocSize {
                 device: self.number,
                 tensor: record,
@@ -76,13 +77,18 @@ impl RpcBufferType {
 
 /// Returns the question about a node to device `number`, or `None` if messages cannot express the
 /// node.
-pub(super) fn question(node: samite_core::Node<'_>, number: u32) -> Option<Request> {
-    let mut tensor = Record::from_description(&describe(node).ok()?).ok()?;
+pub(super) fn question(
+    node: samite_core::Node<'_>,
+    number: u32,
+    release: &Release,
+) -> Option<Request> {
+    let mut tensor = Record::from_description(&describe(node).ok()?, release).ok()?;
     tensor.id = MAX_SOURCES as u64 + 1;
     let mut sources = Box::new([Record::NONE; MAX_SOURCES]);
     for (index, id) in node.tensor().operands() {
         let source = sources.get_mut(index)?;
-        *source = Record::from_description(&bare(&node.graph().tensor(id).layout).ok()?).ok()?;
+        let described = bare(&node.graph().tensor(id).layout).ok()?;
+        *source = Record::from_description(&described, release).ok()?;
         source.id = index as u64 + 1;
         tensor.src[index] = source.id;
         if node.op().aliased_source() == Some(index) {

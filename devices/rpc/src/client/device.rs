@@ -46,7 +46,7 @@ impl RpcDevice {
             return Ok(Support::Yes);
         }
         let flags = ASKS_SUPPORT | self.number;
-        match question(node, flags) {
+        match question(node, flags, self.endpoint.numbers()) {
             None => Ok(Support::no("ggml's RPC protocol has no form for it")),
             // An operation that upstream's server does not support would end the server.
             Some(_) if !self.endpoint.answers_support => Ok(is_safe(node)),

@@ -4,6 +4,7 @@
 use super::ClientOptions;
 use crate::channel::Channel;
 use samite_core::{Error, Result};
+use samite_wire::numbers::Release;
 use samite_wire::rpc::frame::Command;
 use samite_wire::rpc::message::{Greeting, Request};
 use samite_wire::rpc::version::{Protocol, V7};
@@ -27,6 +28,7 @@ pub(super) struct Endpoint {
     link: Mutex<RpcConnection>,
     /// True if the server can report what its devices support.
     pub answers_support: bool,
+    numbers: &'static Release,
 }
 
 impl fmt::Debug for Endpoint {
@@ -148,12 +150,19 @@ impl Endpoint {
         link.protocol = Protocol::for_version(greeting.version).map_err(unknown)?;
         let count = link.ask(&Request::DeviceCount).map_err(failed)?;
         let count = u32::from_le_bytes(count).min(MAX_DEVICES);
+        let numbers = link.protocol.numbers;
         let endpoint = Endpoint {
             address: address.to_owned(),
             link: Mutex::new(link),
             answers_support: greeting.answers_support,
+            numbers,
         };
         Ok((Arc::new(endpoint), count))
+    }
+
+    /// Returns the numbers of operations and element types in the server's protocol.
+    pub fn numbers(&self) -> &'static Release {
+        self.numbers
     }
 
     pub fn address(&self) -> &str {

@@ -98,7 +98,9 @@ impl Writer<'_> {
         let refused = |reason: samite_wire::UnsupportedConversion| {
             Error::unsupported(self.device.name(), node.op().to_string(), reason)
         };
-        let described = describe(node).map_err(refused)?;
+        let release = self.device.endpoint.numbers();
+        let described = describe(node).and_then(|tensor| release.lower(&tensor));
+        let described = described.map_err(refused)?;
         let mut src = [0; MAX_SOURCES];
         for (index, source) in node.tensor().operands() {
             let to = src.get_mut(index);

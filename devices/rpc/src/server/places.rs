@@ -8,7 +8,7 @@ use samite_core::{
     Buffer, Charge, Device, Layout, Ledger, Slot, TensorRef, Usage, same_buffer_type, unallocated,
 };
 use samite_wire::import::Tensors;
-use samite_wire::numbers::MAX_SRC;
+use samite_wire::numbers::{MAX_SRC, Release};
 use samite_wire::rpc::graph::{GraphMessage, MAX_SOURCES};
 use samite_wire::rpc::record::Record;
 use samite_wire::{Description, UnsupportedConversion};
@@ -117,13 +117,15 @@ fn check_repeated(
 }
 
 /// Returns the layout of a tensor.
-pub(super) fn layout(record: &Record) -> Result<Layout, UnsupportedConversion> {
-    samite_wire::import::layout(&record.description())
+pub(super) fn layout(record: &Record, release: &Release) -> Result<Layout, UnsupportedConversion> {
+    samite_wire::import::layout(&record.description(release))
 }
 
 /// A graph whose tensors lie in a client's buffers.
 pub(super) struct ClientGraph<'a> {
     pub graph: &'a GraphMessage,
+    /// Numbers of its operations and types.
+    pub release: &'static Release,
     pub buffers: &'a Buffers,
     pub device: &'a dyn Device,
     pub ledger: &'a Arc<Ledger>,
@@ -152,7 +154,7 @@ impl Tensors for ClientGraph<'_> {
     type Key = usize;
 
     fn describe(&self, key: usize) -> Description {
-        self.graph.tensors[key].description()
+        self.graph.tensors[key].description(self.release)
     }
 
     fn sources(&self, key: usize) -> [Option<usize>; MAX_SRC] {
@@ -213,6 +215,8 @@ impl Tensors for ClientGraph<'_> {
 /// A node and its operands before they have memory.
 pub(super) struct SupportQuery<'a> {
     pub device: &'a dyn Device,
+    /// Numbers of the operation and types.
+    pub release: &'static Release,
     pub sources: &'a [Record; MAX_SOURCES],
     pub tensor: &'a Record,
 }
@@ -230,7 +234,7 @@ impl Tensors for SupportQuery<'_> {
     type Key = usize;
 
     fn describe(&self, key: usize) -> Description {
-        self.record(key).description()
+        self.record(key).description(self.release)
     }
 
     fn sources(&self, key: usize) -> [Option<usize>; MAX_SRC] {

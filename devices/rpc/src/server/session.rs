@@ -8,7 +8,7 @@ use samite_core::environment::{Instant, Seat, Stage};
 use samite_core::{CancelToken, Charge, Device, Ledger, TensorInfo, TensorRef, Usage};
 use samite_wire::UnsupportedConversion;
 use samite_wire::import::{Importer, supported};
-use samite_wire::numbers::op;
+use samite_wire::numbers::{Release, op};
 use samite_wire::rpc::frame::{Command, HEADER};
 use samite_wire::rpc::graph::{GraphMessage, MAX_SOURCES};
 use samite_wire::rpc::message::{ASKS_SUPPORT, Greeting, Request};
@@ -279,7 +279,9 @@ impl RpcSession {
 
     /// Returns the location of a tensor to read or write.
     fn place(&self, record: &Record) -> Result<TensorRef, End> {
-        Ok(self.buffers.place(record, layout(record)?)?)
+        Ok(self
+            .buffers
+            .place(record, layout(record, self.protocol.numbers)?)?)
     }
 
     /// Returns the maximum bytes of a buffer.
@@ -390,7 +392,7 @@ impl RpcSession {
             } => {
                 let lent = Arc::clone(self.device(device & !ASKS_SUPPORT)?);
                 let answer = match device & ASKS_SUPPORT {
-                    0 => alloc_size(&*lent, &tensor, &sources)?,
+                    0 => alloc_size(&*lent, self.protocol.numbers, &tensor, &sources)?,
                     _ => u64::from(self.can_compute(&*lent, &tensor, &sources)),
                 };
                 self.reply(&answer.to_le_bytes(), replies)
@@ -443,6 +445,7 @@ impl RpcSession {
         [device].into_iter().chain(fallbacks).any(|other| {
             let mut importer = Importer::new(SupportQuery {
                 device,
+                release: self.protocol.numbers,
                 sources,
                 tensor,
             });
@@ -459,7 +462,14 @@ impl RpcSession {
         // Free its memory before preparing the next graph.
         self.kept[number] = None;
         let (lane, fallbacks) = (&mut self.lanes[number], &mut self.fallbacks);
-        let work = prepare(&graph, &self.buffers, &self.ledger, lane, fallbacks)?;
+        let work = prepare(
+            &graph,
+            self.protocol.numbers,
+            &self.buffers,
+            &self.ledger,
+            lane,
+            fallbacks,
+        )?;
         self.kept[number] = Some(work);
         drop(charge);
         self.run(number)
@@ -558,17 +568,20 @@ fn range(
 /// Returns the memory size of a tensor, as the result of its operation if that is known.
 fn alloc_size(
     device: &dyn Device,
+    release: &'static Release,
     tensor: &Record,
     sources: &[Record; MAX_SOURCES],
 ) -> Result<u64, End> {
-    let (layout, name) = (layout(tensor)?, tensor.name());
+    let (layout, name) = (layout(tensor, release)?, tensor.name());
     let memory = device.buffer_type();
     let mut importer = Importer::new(SupportQuery {
         device,
+        release,
         sources,
         tensor,
     });
-    let is_node = tensor.op != op::NONE && !op::is_view(tensor.op);
+    let number = release.op_of(tensor.op);
+    let is_node = number != op::NONE && !op::is_view(number);
     let node = is_node.then(|| importer.node(SupportQuery::NODE));
     let imported = importer.finish();
     let node = match node {

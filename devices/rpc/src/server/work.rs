@@ -8,6 +8,7 @@ use samite_core::{
 };
 use samite_wire::UnsupportedConversion;
 use samite_wire::import::{Imported, Importer};
+use samite_wire::numbers::Release;
 use samite_wire::rpc::graph::GraphMessage;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -62,6 +63,7 @@ pub(super) struct SegmentedGraph {
 /// supports it.
 pub(super) fn prepare(
     graph: &GraphMessage,
+    release: &'static Release,
     buffers: &Buffers,
     ledger: &Arc<Ledger>,
     lane: &mut Lane,
@@ -70,6 +72,7 @@ pub(super) fn prepare(
     let (mut used, mut charges) = (BTreeSet::new(), Vec::new());
     let tensors = ClientGraph {
         graph,
+        release,
         buffers,
         device: &*Arc::clone(&lane.device),
         ledger,

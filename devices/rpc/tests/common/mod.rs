@@ -5,6 +5,7 @@ use samite_core::environment::{Network, SystemNetwork};
 use samite_core::{DType, Device, Layout};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_rpc::{Server, ServerOptions};
+use samite_wire::numbers::V25;
 use samite_wire::numbers::flag;
 use samite_wire::rpc::frame::Command;
 use samite_wire::rpc::graph::GraphMessage;
@@ -167,7 +168,7 @@ impl Raw {
 pub fn tensor(dtype: DType, shape: [usize; 4], at: u64) -> Record {
     let layout = Layout::contiguous(dtype, shape).unwrap();
     let mut record =
-        Record::from_description(&samite_wire::export::bare(&layout).unwrap()).unwrap();
+        Record::from_description(&samite_wire::export::bare(&layout).unwrap(), &V25).unwrap();
     (record.buffer, record.data) = (1, BASE + at);
     record.set_name("t");
     record
