@@ -28,7 +28,7 @@ fn ours() -> BTreeMap<String, usize> {
     all.insert("GGML_OP_MUL_MAT".to_owned(), 29);
     all.insert(
         "GGML_OP_COUNT".to_owned(),
-        samite_wire::numbers::op::COUNT as usize,
+        samite_wire::numbers::V25.operations() as usize,
     );
     structure!("llama_batch" Batch: "n_tokens" n_tokens, "token" token, "embd" embd, "pos" pos,
         "n_seq_id" n_seq_id, "seq_id" seq_id, "logits" logits);

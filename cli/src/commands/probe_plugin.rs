@@ -12,6 +12,9 @@ pub struct ProbePluginArgs {
     /// Load the plugin without computing a graph
     #[arg(long)]
     load_only: bool,
+    /// Release of ggml of a plugin that comes without libggml-base
+    #[arg(long, value_name = "RELEASE")]
+    release: Option<String>,
     /// Plugin library
     path: PathBuf,
 }
@@ -19,7 +22,9 @@ pub struct ProbePluginArgs {
 pub fn run(args: ProbePluginArgs) -> CommandResult {
     let mut out = std::io::stdout();
     let mut result = Ok(());
-    samite::registry::probe_ggml_plugin(&args.path, !args.load_only, &mut |line| {
+    let mut options = samite::registry::ProbeOptions::default();
+    (options.load_only, options.release) = (args.load_only, args.release);
+    samite::registry::probe_ggml_plugin(&args.path, &options, &mut |line| {
         // Start a new line: the plugin may have printed something.
         let written = writeln!(out, "\n{line}").and_then(|()| out.flush());
         if result.is_ok() {

@@ -4,7 +4,8 @@ use crate::device::plugin;
 use crate::host::{guard, log_error};
 use samite_core::{HostMemory, Layout, Slot, TensorInfo, Usage};
 use samite_ggml::abi::{
-    Buffer, BufferI, BufferType, BufferTypeI25, BufferTypeTable, Device, Status, Tensor, Version,
+    Buffer, BufferFields, BufferI, BufferType, BufferTypeI25, BufferTypeTable, Device, Status,
+    Tensor, Version,
 };
 use samite_ggml::convert::import::layout;
 use std::ffi::{CStr, c_char, c_void};
@@ -105,6 +106,15 @@ const PLAIN: BufferI = BufferI {
     reset: None,
 };
 
+/// Returns the fields of a buffer.
+///
+/// # Safety
+/// `buffer` must be valid.
+unsafe fn fields(buffer: *const Buffer) -> BufferFields {
+    // SAFETY: the buffer is valid.
+    unsafe { plugin().host.fields(buffer) }
+}
+
 unsafe extern "C" fn plain_alloc(buffer_type: *mut BufferType, size: usize) -> *mut Buffer {
     guard(null_mut(), || {
         let memory = match HostMemory::allocate(size, "samite-cpu", "a buffer") {
@@ -148,13 +158,13 @@ unsafe extern "C" fn plain_free(buffer: *mut Buffer) {
     guard((), || {
         GENERATION.fetch_add(1, Ordering::AcqRel);
         // SAFETY: the context was made by `Box::into_raw`, and a buffer is freed once.
-        drop(unsafe { Box::from_raw((*buffer).context.cast::<Plain>()) });
+        drop(unsafe { Box::from_raw(fields(buffer).context.cast::<Plain>()) });
     });
 }
 
 unsafe extern "C" fn plain_base(buffer: *mut Buffer) -> *mut c_void {
     // SAFETY: the plugin's plain buffers have this context.
-    match unsafe { &*(*buffer).context.cast::<Plain>() } {
+    match unsafe { &*fields(buffer).context.cast::<Plain>() } {
         Plain::Own(memory) => memory.base().as_ptr().cast(),
         Plain::Borrowed(pointer) => *pointer,
     }
@@ -220,7 +230,7 @@ unsafe extern "C" fn plain_copy(_: *mut Buffer, from: *const Tensor, to: *mut Te
         // SAFETY: ggml passes valid tensors of equal layout, with `to` in this buffer.
         unsafe {
             let source = (*from).buffer;
-            if source.is_null() || !plugin().host.is_host((*source).buft) {
+            if source.is_null() || !plugin().host.is_host(fields(source).buft) {
                 return false;
             }
             let Ok(layout) = layout(&*from) else {
@@ -240,7 +250,7 @@ unsafe extern "C" fn plain_clear(buffer: *mut Buffer, value: u8) {
     unsafe {
         plain_base(buffer)
             .cast::<u8>()
-            .write_bytes(value, (*buffer).size)
+            .write_bytes(value, fields(buffer).size)
     };
 }
 
@@ -306,9 +316,9 @@ fn info(layout: Layout) -> TensorInfo<'static> {
 ///
 /// # Safety
 /// `buffer` must be a packed buffer.
-unsafe fn packed_of<'a>(buffer: *const Buffer) -> &'a Packed {
+pub unsafe fn packed_of<'a>(buffer: *const Buffer) -> &'a Packed {
     // SAFETY: a packed buffer has this context.
-    unsafe { &*(*buffer).context.cast::<Packed>() }
+    unsafe { &*fields(buffer).context.cast::<Packed>() }
 }
 
 /// Returns a tensor's slot in packed memory.
@@ -321,7 +331,7 @@ unsafe extern "C" fn packed_free(buffer: *mut Buffer) {
     guard((), || {
         GENERATION.fetch_add(1, Ordering::AcqRel);
         // SAFETY: the context was made by `Box::into_raw`, and a buffer is freed once.
-        drop(unsafe { Box::from_raw((*buffer).context.cast::<Packed>()) });
+        drop(unsafe { Box::from_raw(fields(buffer).context.cast::<Packed>()) });
     });
 }
 
@@ -466,10 +476,11 @@ pub enum Kind {
 /// The tensor's buffer must be valid or null.
 pub unsafe fn kind(tensor: &Tensor) -> Kind {
     let plugin = plugin();
-    // SAFETY: the buffer is valid or null; null becomes `None`.
-    let Some(buffer) = (unsafe { tensor.buffer.as_ref() }) else {
+    if tensor.buffer.is_null() {
         return Kind::Host;
-    };
+    }
+    // SAFETY: the buffer is valid.
+    let buffer = unsafe { fields(tensor.buffer) };
     let empty = buffer.context == null::<c_void>().cast_mut();
     if plugin.packed.is_some() && buffer.buft == plugin.packed_type {
         return if empty {

@@ -269,12 +269,17 @@ unsafe extern "C" fn supports_op(_: *mut Device, tensor: *const Tensor) -> bool 
             let t = unsafe { &*tensor };
             log_error(&format!(
                 "op {} '{}' is not supported: {reason}",
-                t.op,
+                operation(t),
                 t.name()
             ));
         }
         answer.is_ok()
     })
+}
+
+/// Returns the operation of a host's tensor, as a number of the newest release.
+fn operation(t: &Tensor) -> u32 {
+    plugin().host.version.numbers().op_of(t.op)
 }
 
 /// Returns an error if the device does not support a node.
@@ -284,7 +289,8 @@ unsafe extern "C" fn supports_op(_: *mut Device, tensor: *const Tensor) -> bool 
 unsafe fn support(tensor: *const Tensor) -> Result<(), UnsupportedConversion> {
     // SAFETY: the tensor is valid, and the host does not change it during the call.
     let t = unsafe { &*tensor };
-    if t.op == op::NONE || op::is_view(t.op) {
+    let number = operation(t);
+    if number == op::NONE || op::is_view(number) {
         return Ok(());
     }
     let plugin = plugin();
@@ -295,7 +301,7 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), UnsupportedConversion> {
     }
     // SAFETY: the first source is valid, and so is its buffer if it is not null.
     let weights = source.map_or(Kind::Host, |weights| unsafe { kind(weights) });
-    let mut importer = Importer::new(QueryLocations);
+    let mut importer = Importer::new(QueryLocations, plugin.host.version);
     // SAFETY: the tensor and everything it points to are valid, as `node` requires.
     let id = unsafe { importer.node(tensor) }?;
     let imported = importer.finish();
@@ -315,7 +321,7 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), UnsupportedConversion> {
             Support::No(reason) => Err(reason),
         },
         // Reject weights that can be packed here, so that they go to packed memory.
-        Kind::Asked if matches!(t.op, op::MUL_MAT | op::MUL_MAT_ID) && accepted().is_yes() => {
+        Kind::Asked if matches!(number, op::MUL_MAT | op::MUL_MAT_ID) && accepted().is_yes() => {
             Err("such weights belong into packed memory".into())
         }
         _ => Ok(()),
@@ -325,12 +331,13 @@ unsafe fn support(tensor: *const Tensor) -> Result<(), UnsupportedConversion> {
 /// Rejects operations that ggml's own CPU kernels compute differently, so that a host gets the same
 /// result wherever it runs a graph.
 fn as_ggml_computes_it(t: &Tensor, source: &Tensor) -> Result<(), UnsupportedConversion> {
-    if t.op == op::CPY && t.dtype == DType::Q8_0.id() && source.dtype == DType::BF16.id() {
+    let number = operation(t);
+    if number == op::CPY && t.dtype == DType::Q8_0.id() && source.dtype == DType::BF16.id() {
         // Values with few digits often lie exactly between two codes. samite rounds such ties
         // like ggml's reference; ggml's vectorized kernels round them to even.
         return Err("ggml's kernels round ties of bf16 in another way".into());
     }
-    if t.op == op::SUM && !layout(source)?.has_contiguous_rows() {
+    if number == op::SUM && !layout(source)?.has_contiguous_rows() {
         return Err("ggml's kernel does not see gaps between elements".into());
     }
     Ok(())

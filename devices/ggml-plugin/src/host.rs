@@ -1,6 +1,6 @@
 //! Functions of the host's `libggml-base`, looked up at run time.
 
-use samite_ggml::abi::{Buffer, BufferI, BufferType, Version};
+use samite_ggml::abi::{Buffer, BufferFields, BufferI, BufferI28, BufferNI, BufferType, Version};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -11,6 +11,8 @@ const LOG_ERROR: c_int = 4;
 type VersionFn = unsafe extern "C" fn() -> *const c_char;
 type BufferInitFn =
     unsafe extern "C" fn(*mut BufferType, BufferI, *mut c_void, usize) -> *mut Buffer;
+type BufferInitFn28 =
+    unsafe extern "C" fn(*mut BufferType, BufferI28, *mut c_void, usize) -> *mut Buffer;
 type IsHostFn = unsafe extern "C" fn(*mut BufferType) -> bool;
 type LogFn = unsafe extern "C" fn(c_int, *const c_char, ...);
 
@@ -19,9 +21,15 @@ type LogFn = unsafe extern "C" fn(c_int, *const c_char, ...);
 pub struct Host {
     /// Interface version.
     pub version: Version,
-    buffer_init: BufferInitFn,
+    /// `ggml_backend_buffer_init`, whose type depends on the version.
+    buffer_init: *mut c_void,
     is_host: IsHostFn,
 }
+
+// SAFETY: the functions of the host may be called from any thread.
+unsafe impl Send for Host {}
+// SAFETY: as above; nothing changes.
+unsafe impl Sync for Host {}
 
 static HOST: OnceLock<Result<Host, String>> = OnceLock::new();
 
@@ -43,9 +51,33 @@ impl Host {
         context: *mut c_void,
         size: usize,
     ) -> *mut Buffer {
-        // SAFETY: the type is valid and the functions match the context; this is the function's
-        // type in all known versions.
-        unsafe { (self.buffer_init)(buffer_type, iface, context, size) }
+        // SAFETY: the type is valid, the functions match the context, and these are the function's
+        // types in the known versions.
+        unsafe {
+            match self.version {
+                Version::V25 | Version::V26 | Version::V27 => {
+                    let init = std::mem::transmute::<*mut c_void, BufferInitFn>(self.buffer_init);
+                    init(buffer_type, iface, context, size)
+                }
+                Version::V28 => {
+                    let init = std::mem::transmute::<*mut c_void, BufferInitFn28>(self.buffer_init);
+                    let iface = BufferI28 {
+                        each: iface,
+                        several: BufferNI::NONE,
+                    };
+                    init(buffer_type, iface, context, size)
+                }
+            }
+        }
+    }
+
+    /// Returns the fields of a buffer.
+    ///
+    /// # Safety
+    /// `buffer` must be a valid buffer of the host.
+    pub unsafe fn fields(self, buffer: *const Buffer) -> BufferFields {
+        // SAFETY: the buffer is valid and of the host's version.
+        unsafe { *Buffer::fields(buffer, self.version) }
     }
 
     /// Returns whether memory of this type is plain host memory.
@@ -76,11 +108,11 @@ fn find() -> Result<Host, String> {
     // SAFETY: this is the function's type in every version of ggml that has it; it returns a static
     // string.
     let text = unsafe { CStr::from_ptr(std::mem::transmute::<*mut c_void, VersionFn>(version)()) };
-    let version = Version::of_release(text).map_err(|error| error.to_string())?;
+    let release = text.to_string_lossy();
+    let version = Version::of_release(&release).map_err(|error| error.to_string())?;
     Ok(Host {
         version,
-        // SAFETY: this is the function's type in all known versions.
-        buffer_init: unsafe { std::mem::transmute::<*mut c_void, BufferInitFn>(buffer_init) },
+        buffer_init,
         // SAFETY: this is the function's type in all known versions, and `symbol` found it under
         // its name.
         is_host: unsafe { std::mem::transmute::<*mut c_void, IsHostFn>(is_host) },

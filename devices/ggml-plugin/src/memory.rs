@@ -1,6 +1,7 @@
 //! Maps the memory of ggml's tensors to samite's.
 
-use crate::buffers::{Kind, Packed, kind, packed_slot};
+use crate::buffers::{Kind, Packed, kind, packed_of, packed_slot};
+use crate::device::plugin;
 use samite_core::{
     Buffer as SamiteBuffer, BufferType as SamiteBufferType, Error, HostMemory, Layout, Location,
     MemoryId, Result, Slot, TensorRef, Usage, host_buffer, host_buffer_type,
@@ -39,8 +40,6 @@ impl TensorMemory for TensorLocations {
         if tensor.buffer.is_null() || tensor.data.is_null() {
             return Err(format!("'{}' lies in no buffer", tensor.name()).into());
         }
-        // SAFETY: the host passes valid tensors, whose buffer is valid, and it is not null here.
-        let buffer = unsafe { &*tensor.buffer };
         match kind {
             Kind::Host => {
                 let (memory, base) = match self.buffers.get(&(tensor.buffer.cast_const())) {
@@ -60,8 +59,8 @@ impl TensorMemory for TensorLocations {
                 })
             }
             Kind::Packed => {
-                // SAFETY: a packed buffer has this context.
-                let Packed(memory) = unsafe { &*buffer.context.cast::<Packed>() };
+                // SAFETY: the host passes valid tensors, and this one lies in a packed buffer.
+                let Packed(memory) = unsafe { packed_of(tensor.buffer) };
                 let slot = packed_slot(tensor, layout).ok_or_else(|| {
                     UnsupportedConversion::from("a tensor lies before its buffer")
                 })?;
@@ -87,7 +86,7 @@ fn borrow(buffer: *mut Buffer) -> Result<(Arc<dyn SamiteBuffer>, usize), Unsuppo
     // SAFETY: the host passes valid buffers; a host buffer has an address.
     let (base, size) = unsafe {
         let get_base = (*buffer).iface.get_base.ok_or("a buffer has no address")?;
-        (get_base(buffer), (*buffer).size)
+        (get_base(buffer), plugin().host.fields(buffer).size)
     };
     let base = NonNull::new(base.cast::<u8>()).ok_or("a buffer has no address")?;
     // SAFETY: the host owns the memory and does not access it while a graph runs. It is only used

@@ -151,7 +151,7 @@ impl Stream {
         // SAFETY: the graph is valid, as `get` and `Importer::graph` require.
         let work = unsafe {
             graphs.get(graph, || {
-                let imported = Importer::new(TensorLocations::default())
+                let imported = Importer::new(TensorLocations::default(), plugin().host.version)
                     .graph(graph)
                     .map_err(|reason| Error::device(device.name(), reason.into_owned()))?;
                 prepare(device, &mut **stream, workspace, imported)

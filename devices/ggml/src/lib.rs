@@ -36,4 +36,4 @@ pub mod convert;
 mod host;
 
 #[cfg(any(unix, windows))]
-pub use host::{GgmlBackend, GgmlOptions, PATH_VARIABLE, probe};
+pub use host::{GgmlBackend, GgmlOptions, PATH_VARIABLE, ProbeOptions, probe};

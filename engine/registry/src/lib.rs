@@ -18,7 +18,7 @@ pub use samite_cpu::{
     allowed_threads_on, measure_peaks,
 };
 #[cfg(all(any(unix, windows), feature = "ggml"))]
-pub use samite_ggml::{GgmlOptions, PATH_VARIABLE, probe as probe_ggml_plugin};
+pub use samite_ggml::{GgmlOptions, PATH_VARIABLE, ProbeOptions, probe as probe_ggml_plugin};
 #[cfg(feature = "meta")]
 pub use samite_meta::{
     Explanation, MetaDevice, MetaOptions, Prediction,

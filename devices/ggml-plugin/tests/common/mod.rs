@@ -5,8 +5,8 @@
 use samite_core::op::Unary;
 use samite_core::{DType, Graph, Op, TensorId};
 use samite_ggml::abi::{
-    AbortCallback, Backend, Buffer, BufferI, BufferType, BufferTypeTable, DevProps, Device, Status,
-    Tensor, Version, device_type, proc_name, usage,
+    AbortCallback, Backend, Buffer, BufferFields, BufferI, BufferI28, BufferNI, BufferType,
+    BufferTypeTable, DevProps, Device, Status, Tensor, Version, device_type, proc_name, usage,
 };
 use samite_ggml::convert::UnsupportedConversion;
 use samite_ggml::convert::export::{Exported, TensorLocation, bare};
@@ -31,11 +31,16 @@ impl Base {
             Version::V25 => 5,
             Version::V26 | Version::V27 | Version::V28 => 7,
         };
+        let functions = match version {
+            Version::V25 | Version::V26 | Version::V27 => 11,
+            Version::V28 => 14,
+        };
         let status = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
             .args(["-shared", "-fPIC", "-o"])
             .arg(&path)
             .arg(format!("-DVERSION=\"{release}\""))
             .arg(format!("-DIS_HOST={is_host}"))
+            .arg(format!("-DFUNCTIONS={functions}"))
             .arg(source)
             .status();
         match status {
@@ -276,7 +281,7 @@ fn computes(host: &Host) {
     let in_plain = |id: TensorId| -> Result<TensorLocation, UnsupportedConversion> {
         Ok(TensorLocation::At(plain, at(id)))
     };
-    let mut exported = Exported::new(&m.graph, &nodes, in_plain).unwrap();
+    let mut exported = Exported::new(host.version, &m.graph, &nodes, in_plain).unwrap();
     exported.count_uses(&m.graph);
     let mut graph = exported.graph();
     let mut run = || -> Status {
@@ -337,7 +342,7 @@ fn computes(host: &Host) {
                 TensorLocation::At(plain, at(id))
             })
         };
-        let mut exported = Exported::new(&m.graph, &nodes, in_both).unwrap();
+        let mut exported = Exported::new(host.version, &m.graph, &nodes, in_both).unwrap();
         exported.count_uses(&m.graph);
         let mut graph = exported.graph();
         // SAFETY: the graph is valid, and its memory is allocated.
@@ -375,7 +380,7 @@ fn packed_weights(
     m: &Model,
     bytes: &[u8],
 ) -> PackedWeights {
-    let mut tensor = Box::new(bare(&m.graph.tensor(m.w).layout).unwrap());
+    let mut tensor = Box::new(bare(&m.graph.tensor(m.w).layout, host.version).unwrap());
     tensor.set_name("w");
     let table = host.table(packed_type).iface;
     assert!(table.is_host.is_none(), "its layout is not ggml's");
@@ -383,7 +388,7 @@ fn packed_weights(
     unsafe {
         let size = table.get_alloc_size.unwrap()(packed_type, &raw const *tensor);
         let buffer = host.allocate(packed_type, size);
-        (*buffer).usage = usage::WEIGHTS;
+        (*Buffer::fields(buffer, host.version)).usage = usage::WEIGHTS;
         let iface = (*buffer).iface;
         tensor.buffer = buffer;
         tensor.data = iface.get_base.unwrap()(buffer);
@@ -431,23 +436,30 @@ fn asks_for_packed_memory(
     packed_type: *mut BufferType,
 ) {
     let supported = |buffer_type: Option<*mut BufferType>| {
-        let mut empty = Buffer {
-            iface: BufferI::NONE,
+        let iface = BufferI28 {
+            each: BufferI::NONE,
+            several: BufferNI::NONE,
+        };
+        let fields = BufferFields {
             buft: buffer_type.unwrap_or(null_mut()),
             context: null_mut(),
             size: 0,
             usage: usage::ANY,
         };
+        let empty = Buffer::create(iface, fields, host.version);
         let place = |id: TensorId| -> Result<TensorLocation, UnsupportedConversion> {
             let buffer = if buffer_type.is_some() && id == m.w {
-                &raw mut empty
+                empty
             } else {
                 null_mut()
             };
             Ok(TensorLocation::At(buffer, null_mut()))
         };
-        let exported = Exported::new(&m.graph, &[m.product], place).unwrap();
-        host.supports(*exported.nodes().last().unwrap())
+        let exported = Exported::new(host.version, &m.graph, &[m.product], place).unwrap();
+        let answer = host.supports(*exported.nodes().last().unwrap());
+        // SAFETY: created above with this version.
+        unsafe { Buffer::free(empty, host.version) };
+        answer
     };
     assert!(supported(None));
     assert!(supported(Some(packed_type)));

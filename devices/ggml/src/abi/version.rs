@@ -1,7 +1,6 @@
 //! The ggml releases to which these structures apply.
 
 use samite_wire::numbers::{self, Release};
-use std::ffi::CStr;
 use std::fmt;
 
 /// A release of ggml, with all its patches. Each differs from the one before.
@@ -90,8 +89,7 @@ impl Version {
     /// # Errors
     /// Returns [`UnknownVersion`] for releases that are not in the table: the structures changed
     /// often, not always together with the interface version.
-    pub fn of_release(text: &CStr) -> Result<Self, UnknownVersion> {
-        let text = text.to_string_lossy();
+    pub fn of_release(text: &str) -> Result<Self, UnknownVersion> {
         let mut parts = text.split(['.', '-', '+']);
         let release = match (parts.next(), parts.next()) {
             (Some("0"), Some(release)) => release.parse().ok(),
@@ -100,7 +98,7 @@ impl Version {
         let mut known = KNOWN.iter();
         match known.find(|known| release == Some(known.release)) {
             Some(known) => Ok(known.version),
-            None => Err(UnknownVersion(text.into_owned())),
+            None => Err(UnknownVersion(text.to_owned())),
         }
     }
 
@@ -131,18 +129,18 @@ mod tests {
 
     #[test]
     fn only_known_releases_have_an_interface() {
-        assert_eq!(Version::of_release(c"0.25.3"), Ok(Version::V25));
-        assert_eq!(Version::of_release(c"0.25.1-dirty"), Ok(Version::V25));
+        assert_eq!(Version::of_release("0.25.3"), Ok(Version::V25));
+        assert_eq!(Version::of_release("0.25.1-dirty"), Ok(Version::V25));
         for (version, text, api) in [
-            (Version::V25, c"0.25.0", 2),
-            (Version::V26, c"0.26.0", 3),
-            (Version::V27, c"0.27.0", 3),
-            (Version::V28, c"0.28.1", 3),
+            (Version::V25, "0.25.0", 2),
+            (Version::V26, "0.26.0", 3),
+            (Version::V27, "0.27.0", 3),
+            (Version::V28, "0.28.1", 3),
         ] {
             assert_eq!(Version::of_release(text), Ok(version));
             assert_eq!((version.api(), version.interface().version), (api, version));
         }
-        for text in [c"0.24.9", c"0.29.0", c"1.25.0", c"0.250.1", c"", c"0.25x"] {
+        for text in ["0.24.9", "0.29.0", "1.25.0", "0.250.1", "", "0.25x"] {
             let error = Version::of_release(text).unwrap_err().to_string();
             assert!(
                 error.contains("known are 0.25, 0.26, 0.27, 0.28"),

@@ -3,7 +3,7 @@
 use crate::abi::Version;
 use std::ffi::c_void;
 
-pub fn provide(name: &str) -> Result<(), String> {
+pub fn provide(name: &str, _version: Version) -> Result<(), String> {
     Err(format!(
         "{name} is not there, and samite's own is for Linux on x86-64 and aarch64 only"
     ))
@@ -13,8 +13,6 @@ pub fn is_used(_ggml_version: *const c_void) -> bool {
     false
 }
 
-pub fn settle(api_version: i32) -> Result<Version, String> {
-    Err(format!(
-        "its interface has version {api_version}, of a release that it does not say"
-    ))
+pub fn is_serving() -> bool {
+    false
 }

@@ -3,7 +3,10 @@
 use super::process::{aligned_free, aligned_malloc};
 use super::text::fail;
 use super::{Symbol, exports, tensors, version};
-use crate::abi::{Buffer, BufferI, BufferType, BufferTypeI25, BufferTypeTable, Tensor, usage};
+use crate::abi::{
+    Buffer, BufferFields, BufferI, BufferI28, BufferNI, BufferType, BufferTypeI25, BufferTypeTable,
+    Tensor, Version, usage,
+};
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
@@ -11,14 +14,13 @@ use std::sync::OnceLock;
 /// Alignment of tensors in plain host memory.
 const ALIGNMENT: usize = 32;
 
-pub fn symbols() -> Vec<Symbol> {
-    exports![
+pub fn symbols(version: Version) -> Vec<Symbol> {
+    let mut all = exports![
         alloc_buffer as ggml_backend_buft_alloc_buffer,
         alloc_size as ggml_backend_buft_get_alloc_size,
         buffer_alloc_size as ggml_backend_buffer_get_alloc_size,
         buffer_base as ggml_backend_buffer_get_base,
         buffer_free as ggml_backend_buffer_free,
-        buffer_init as ggml_backend_buffer_init,
         buffer_is_host as ggml_backend_buffer_is_host,
         buffer_name as ggml_backend_buffer_name,
         buffer_size as ggml_backend_buffer_get_size,
@@ -27,7 +29,15 @@ pub fn symbols() -> Vec<Symbol> {
         host_buffer_type as ggml_backend_cpu_buffer_type,
         is_host as ggml_backend_buft_is_host,
         type_name as ggml_backend_buft_name,
-    ]
+    ];
+    // The table of functions is passed by value.
+    all.extend(match version {
+        Version::V25 | Version::V26 | Version::V27 => {
+            exports![buffer_init as ggml_backend_buffer_init]
+        }
+        Version::V28 => exports![buffer_init_28 as ggml_backend_buffer_init],
+    });
+    all
 }
 
 /// Returns the functions of a buffer type.
@@ -40,20 +50,43 @@ unsafe fn table(buffer_type: *mut BufferType) -> BufferTypeI25 {
     unsafe { BufferTypeTable::read(buffer_type, version()) }.iface
 }
 
-/// Creates a buffer with a plugin's functions.
+/// Creates a buffer with a plugin's functions, in the layout before ggml 0.28.
 unsafe extern "C" fn buffer_init(
     buffer_type: *mut BufferType,
     iface: BufferI,
     context: *mut c_void,
     size: usize,
 ) -> *mut Buffer {
-    Box::into_raw(Box::new(Buffer {
-        iface,
-        buft: buffer_type,
+    let iface = BufferI28 {
+        each: iface,
+        several: BufferNI::NONE,
+    };
+    // SAFETY: the functions match the context, which the caller passes on.
+    unsafe { buffer_init_28(buffer_type, iface, context, size) }
+}
+
+unsafe extern "C" fn buffer_init_28(
+    buft: *mut BufferType,
+    iface: BufferI28,
+    context: *mut c_void,
+    size: usize,
+) -> *mut Buffer {
+    let fields = BufferFields {
+        buft,
         context,
         size,
         usage: usage::ANY,
-    }))
+    };
+    Buffer::create(iface, fields, version())
+}
+
+/// Returns the fields of a buffer.
+///
+/// # Safety
+/// It must belong to this library or to a plugin that uses it.
+pub unsafe fn fields(buffer: *const Buffer) -> BufferFields {
+    // SAFETY: all users of this library have the settled version.
+    unsafe { *Buffer::fields(buffer, version()) }
 }
 
 unsafe extern "C" fn buffer_free(buffer: *mut Buffer) {
@@ -65,7 +98,7 @@ unsafe extern "C" fn buffer_free(buffer: *mut Buffer) {
         if let Some(free) = (*buffer).iface.free_buffer {
             free(buffer);
         }
-        drop(Box::from_raw(buffer));
+        Buffer::free(buffer, version());
     }
 }
 
@@ -122,15 +155,15 @@ macro_rules! of_buffer {
 }
 
 of_buffer! {
-    fn buffer_size(buffer) -> usize { (*buffer).size }
-    fn buffer_usage(buffer) -> c_int { (*buffer).usage }
-    fn buffer_is_host(buffer) -> bool { is_host((*buffer).buft) }
-    fn buffer_name(buffer) -> *const c_char { type_name((*buffer).buft) }
+    fn buffer_size(buffer) -> usize { fields(buffer).size }
+    fn buffer_usage(buffer) -> c_int { fields(buffer).usage }
+    fn buffer_is_host(buffer) -> bool { is_host(fields(buffer).buft) }
+    fn buffer_name(buffer) -> *const c_char { type_name(fields(buffer).buft) }
     fn buffer_alloc_size(buffer,
-        tensor: *const Tensor) -> usize { alloc_size((*buffer).buft, tensor) }
+        tensor: *const Tensor) -> usize { alloc_size(fields(buffer).buft, tensor) }
     fn buffer_base(buffer) -> *mut c_void {
         match (*buffer).iface.get_base {
-            Some(base) if (*buffer).size > 0 => base(buffer),
+            Some(base) if fields(buffer).size > 0 => base(buffer),
             _ => null_mut(),
         }
     }
@@ -225,12 +258,12 @@ unsafe extern "C" fn host_alloc(buffer_type: *mut BufferType, size: usize) -> *m
 
 unsafe extern "C" fn host_free(buffer: *mut Buffer) {
     // SAFETY: a buffer of `host_alloc`.
-    unsafe { aligned_free((*buffer).context, (*buffer).size) };
+    unsafe { aligned_free(fields(buffer).context, fields(buffer).size) };
 }
 
 unsafe extern "C" fn host_base(buffer: *mut Buffer) -> *mut c_void {
     // SAFETY: a buffer of host memory.
-    unsafe { (*buffer).context }
+    unsafe { fields(buffer).context }
 }
 
 /// Returns the address of the byte at `offset` of a tensor's data.
@@ -291,10 +324,8 @@ unsafe extern "C" fn host_copy(_: *mut Buffer, from: *const Tensor, to: *mut Ten
 unsafe extern "C" fn host_clear(buffer: *mut Buffer, value: u8) {
     // SAFETY: all of the buffer's memory.
     unsafe {
-        (*buffer)
-            .context
-            .cast::<u8>()
-            .write_bytes(value, (*buffer).size)
+        let BufferFields { context, size, .. } = fields(buffer);
+        context.cast::<u8>().write_bytes(value, size)
     };
 }
 

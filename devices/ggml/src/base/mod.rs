@@ -16,8 +16,9 @@
 //!   calls them.
 //!
 //! # Versions
-//! The layout of buffer types depends on the interface version, which a plugin reports only after
-//! it is loaded. The first plugin settles it for the process: see [`settle`].
+//! Structures and numbers depend on the release, which a plugin alone does not report: several
+//! releases have one interface version. So the probe tries releases, each in a process of its own,
+//! and [`provide`] is told which one to serve. A process serves one.
 
 mod buffers;
 mod image;
@@ -30,7 +31,7 @@ mod types;
 use crate::abi::Version;
 use std::ffi::{c_char, c_void};
 use std::fs::File;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A function, under the name that plugins use.
 struct Symbol {
@@ -46,10 +47,10 @@ macro_rules! exports {
 }
 use exports;
 
-/// Returns all functions, sorted by name.
-fn symbols() -> Vec<Symbol> {
+/// Returns all functions for plugins of `version`, sorted by name.
+fn symbols(version: Version) -> Vec<Symbol> {
     let mut all = exports![version_text as ggml_version];
-    all.extend(buffers::symbols());
+    all.extend(buffers::symbols(version));
     all.extend(process::symbols());
     all.extend(tensors::symbols());
     all.extend(text::symbols());
@@ -58,21 +59,21 @@ fn symbols() -> Vec<Symbol> {
     all
 }
 
-/// Interface of the plugins that use this library.
-static SETTLED: OnceLock<Version> = OnceLock::new();
+/// Release of the plugins that use this library.
+static SERVED: OnceLock<Version> = OnceLock::new();
 
-/// Returns the settled version. A plugin that needs it before it has reported its own counts as
-/// version 2, and is rejected if it then reports another one.
+/// Returns the release of the plugins that use this library. None is called before it is known.
 fn version() -> Version {
-    *SETTLED.get_or_init(|| Version::V25)
+    *SERVED.get_or_init(|| Version::V25)
 }
 
-/// `ggml_version` of this library. It describes the functions, not the release of a plugin; plugins
-/// must be asked for their interface version.
+/// `ggml_version` of this library.
 unsafe extern "C" fn version_text() -> *const c_char {
-    match SETTLED.get() {
-        Some(Version::V26) => c"0.26".as_ptr(),
-        _ => c"0.25".as_ptr(),
+    match version() {
+        Version::V25 => c"0.25".as_ptr(),
+        Version::V26 => c"0.26".as_ptr(),
+        Version::V27 => c"0.27".as_ptr(),
+        Version::V28 => c"0.28".as_ptr(),
     }
 }
 
@@ -81,40 +82,45 @@ pub fn is_used(ggml_version: *const c_void) -> bool {
     std::ptr::eq(ggml_version, version_text as *const c_void)
 }
 
-/// Settles the interface version of this library, from the number that a plugin which uses it
-/// reports.
+/// Returns whether a plugin uses this library.
+pub fn is_serving() -> bool {
+    !loaded().is_empty()
+}
+
+/// Returns the names and files of the loaded libraries. The loader identifies libraries by inode,
+/// so the files stay open.
+fn loaded() -> MutexGuard<'static, Vec<(String, File)>> {
+    static LOADED: Mutex<Vec<(String, File)>> = Mutex::new(Vec::new());
+    LOADED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Decides which release the library serves.
 ///
 /// # Errors
-/// Returns an error if the number is unknown, or if another version was settled before.
-pub fn settle(api_version: i32) -> Result<Version, String> {
-    let wanted = Version::of_api(api_version).ok_or_else(|| {
-        let known = Version::known_apis();
-        format!("its interface has version {api_version}; known are {known}")
-    })?;
-    let settled = *SETTLED.get_or_init(|| wanted);
-    if settled == wanted {
-        Ok(settled)
+/// Returns an error if the process serves another one.
+fn serve(wanted: Version) -> Result<(), String> {
+    let served = *SERVED.get_or_init(|| wanted);
+    if served == wanted {
+        Ok(())
     } else {
         Err(format!(
-            "its interface has version {api_version}, but samite's libggml-base serves plugins of version {} in this process",
-            settled.api()
+            "it is of ggml {wanted}, but samite's libggml-base serves plugins of {served} in this process"
         ))
     }
 }
 
-/// Loads this library under the name that a plugin needs, such as `libggml-base.so.0`, until the
-/// process ends.
+/// Loads this library under the name that a plugin of `version` needs, such as `libggml-base.so.0`,
+/// until the process ends.
 ///
 /// # Errors
-/// Returns an error if the system rejects it.
-pub fn provide(name: &str) -> Result<(), String> {
-    /// Files of loaded libraries. The loader identifies libraries by inode, so the files stay open.
-    static LOADED: Mutex<Vec<(String, File)>> = Mutex::new(Vec::new());
-    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+/// Returns an error if the system rejects it, or if the process serves another version.
+pub fn provide(name: &str, version: Version) -> Result<(), String> {
+    serve(version)?;
+    let mut loaded = loaded();
     if loaded.iter().any(|(known, _)| known == name) {
         return Ok(());
     }
-    let file = image::load(name, &symbols()).map_err(|reason| {
+    let file = image::load(name, &symbols(version)).map_err(|reason| {
         format!("{name} is not there, and samite's cannot be loaded: {reason}")
     })?;
     loaded.push((name.to_owned(), file));
@@ -127,9 +133,11 @@ mod tests {
 
     #[test]
     fn symbols_are_unique() {
-        let all = symbols();
-        assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name));
-        assert!(all.iter().all(|symbol| !symbol.address.is_null()));
+        for version in Version::ALL {
+            let all = symbols(version);
+            assert!(all.windows(2).all(|pair| pair[0].name < pair[1].name));
+            assert!(all.iter().all(|symbol| !symbol.address.is_null()));
+        }
     }
 
     #[test]
@@ -137,7 +145,7 @@ mod tests {
         // `nm -D --undefined-only libggml-cuda.so` of npm's @node-llama-cpp/linux-x64-cuda 3.22.1,
         // and further functions that its sources of 0.25.3 call. Tests load the other plugins.
         let names = include_str!("../../tests/fixtures/imports-of-cuda.txt").lines();
-        let all = symbols();
+        let all = symbols(Version::V25);
         let missing: Vec<_> = names
             .filter(|name| !all.iter().any(|symbol| symbol.name == *name))
             .collect();
@@ -145,13 +153,11 @@ mod tests {
     }
 
     #[test]
-    fn the_first_plugin_fixes_the_interface_version() {
-        // The only test of this process that settles, so the order of tests does not matter.
-        assert!(settle(99).unwrap_err().contains("known are 2 and 3"));
-        assert_eq!(settle(2), Ok(Version::V25));
-        let error = settle(3).unwrap_err();
-        assert!(error.contains("serves plugins of version 2"), "{error}");
-        assert_eq!(settle(2), Ok(Version::V25));
-        assert_eq!(version(), Version::V25);
+    fn a_process_serves_one_release() {
+        // Other tests of this process only use the default, which is this one.
+        assert_eq!(serve(Version::V25), Ok(()));
+        let error = serve(Version::V28).unwrap_err();
+        assert!(error.contains("0.28") && error.contains("serves plugins of 0.25"));
+        assert_eq!((serve(Version::V25), version()), (Ok(()), Version::V25));
     }
 }

@@ -292,7 +292,7 @@ const MAX_VIEW_DEPTH: usize = 32;
 unsafe fn is_constant(t: &Tensor) -> bool {
     // SAFETY: the buffer was checked to be non-null, so it is valid. One field is read.
     !t.buffer.is_null()
-        && unsafe { (*t.buffer).usage } == usage::WEIGHTS
+        && unsafe { super::buffers::fields(t.buffer) }.usage == usage::WEIGHTS
         && t.flags & flag::PARAM == 0
 }
 

@@ -3,7 +3,7 @@
 use super::export::{Exported, TensorLocation};
 use super::import::{Importer, TensorMemory};
 use super::*;
-use crate::abi::Tensor;
+use crate::abi::{Tensor, Version};
 use samite_core::op::{Rope, RopeMode, Unary};
 use samite_core::{
     DType, Graph, HostMemory, Layout, Op, Slot, TensorId, TensorRef, Usage, host_buffer,
@@ -35,7 +35,7 @@ impl TensorMemory for Arena {
 }
 
 /// Exports all nodes of `graph` to consecutive memory, and imports the result.
-fn there_and_back(graph: &Graph) -> super::import::Imported {
+fn there_and_back(graph: &Graph, version: Version) -> super::import::Imported {
     let memory = HostMemory::allocate(1 << 20, "test", "an arena").unwrap();
     let base = memory.base().as_ptr();
     let arena = TensorRef {
@@ -68,7 +68,7 @@ fn there_and_back(graph: &Graph) -> super::import::Imported {
             base.wrapping_add(offsets[id.index()]),
         ))
     };
-    let mut exported = Exported::new(graph, &nodes, place).unwrap();
+    let mut exported = Exported::new(version, graph, &nodes, place).unwrap();
     exported.count_uses(graph);
     let cgraph = exported.graph();
     // SAFETY: the graph was made above and lives as long as `exported`.
@@ -76,7 +76,7 @@ fn there_and_back(graph: &Graph) -> super::import::Imported {
         for &node in cgraph.nodes() {
             assert!(cgraph.uses(node).is_some());
         }
-        Importer::new(Arena(arena)).graph(&cgraph).unwrap()
+        Importer::new(Arena(arena), version).graph(&cgraph).unwrap()
     }
 }
 
@@ -125,12 +125,14 @@ fn a_graph_with_views_and_writes_round_trips() {
     for id in [set, copied] {
         g.set_output(id);
     }
-    let back = there_and_back(&g);
-    assert_eq!(computed(&back.graph), computed(&g));
-    assert!(back.places.iter().all(Option::is_some));
-    // Views remain views, so that the sources of each node stay visible.
-    let views = |g: &Graph| g.tensors().iter().filter(|t| t.op.is_view()).count();
-    assert_eq!(views(&back.graph), views(&g));
+    for version in Version::ALL {
+        let back = there_and_back(&g, version);
+        assert_eq!(computed(&back.graph), computed(&g));
+        assert!(back.places.iter().all(Option::is_some));
+        // Views remain views, so that the sources of each node stay visible.
+        let views = |g: &Graph| g.tensors().iter().filter(|t| t.op.is_view()).count();
+        assert_eq!(views(&back.graph), views(&g));
+    }
 }
 
 #[test]
@@ -160,7 +162,7 @@ fn views_are_inserted_where_ggml_lists_them() {
 
 fn tensor(dtype: DType, shape: [usize; 4], data: usize) -> Tensor {
     let layout = Layout::contiguous(dtype, shape).unwrap();
-    let mut tensor = super::export::bare(&layout).unwrap();
+    let mut tensor = super::export::bare(&layout, Version::V28).unwrap();
     tensor.data = std::ptr::without_provenance_mut(data);
     tensor
 }
@@ -184,7 +186,7 @@ fn import(
     for i in 0..last {
         tensors[last].src[i] = start.wrapping_add(i);
     }
-    let mut importer = Importer::new(Arena(arena));
+    let mut importer = Importer::new(Arena(arena), Version::V28);
     // SAFETY: all tensors are in `tensors`.
     unsafe { importer.node(&raw const tensors[last]) }?;
     Ok(importer.finish())

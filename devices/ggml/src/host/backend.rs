@@ -193,7 +193,7 @@ impl PluginSearch<'_> {
                 self.reject(&path, reason);
                 continue;
             }
-            match Plugin::load(&path) {
+            match Plugin::load(&path, answer.release) {
                 Ok(plugin) => best = Some((plugin, answer)),
                 Err(reason) => self.reject(&path, reason),
             }
@@ -204,7 +204,7 @@ impl PluginSearch<'_> {
     fn best_loaded(&mut self, group: Vec<PathBuf>) -> Option<Plugin> {
         let mut best: Option<Plugin> = None;
         for path in group {
-            match (Plugin::load(&path), &best) {
+            match (Plugin::load(&path, None), &best) {
                 (Ok(plugin), Some(known)) if plugin.score <= known.score => {
                     let reason = not_best(plugin.score, known.score, &known.path);
                     self.reject(&path, reason);

@@ -116,7 +116,8 @@ impl GgmlBufferType {
     /// # Errors
     /// Returns an error if ggml does not support such tensors.
     pub fn size_of_layout(&self, layout: &Layout) -> Result<usize> {
-        let tensor = bare(layout).map_err(|reason| Error::shape(reason.into_owned()))?;
+        let tensor = bare(layout, self.plugin.version)
+            .map_err(|reason| Error::shape(reason.into_owned()))?;
         // SAFETY: a leaf without memory, which ggml itself also passes.
         let size = unsafe { self.size_of(&raw const tensor) };
         Ok(size.unwrap_or(0).max(layout.bytes()))
@@ -148,7 +149,7 @@ impl BufferType for GgmlBufferType {
             return Ok(size);
         };
         // Some kernels store auxiliary data after their result.
-        let of_operation = with_operation(node, |tensor| {
+        let of_operation = with_operation(node, self.plugin.version, |tensor| {
             // SAFETY: the tensor is valid during this call.
             unsafe { self.size_of(tensor) }
         });
@@ -168,14 +169,22 @@ impl BufferType for GgmlBufferType {
         match &self.accepts {
             None => Support::Yes,
             Some(accepts) => {
-                let mut empty = abi::Buffer {
-                    iface: abi::BufferI::NONE,
+                let iface = abi::BufferI28 {
+                    each: abi::BufferI::NONE,
+                    several: abi::BufferNI::NONE,
+                };
+                let fields = abi::BufferFields {
                     buft: self.raw,
                     context: null_mut(),
                     size: 0,
                     usage: usage::ANY,
                 };
-                accepts(node, &raw mut empty)
+                let version = self.plugin.version;
+                let empty = abi::Buffer::create(iface, fields, version);
+                let answer = accepts(node, empty);
+                // SAFETY: created above; the plugin only looks at it during the call.
+                unsafe { abi::Buffer::free(empty, version) };
+                answer
             }
         }
     }
@@ -197,11 +206,7 @@ impl BufferType for GgmlBufferType {
         let raw = NonNull::new(raw).ok_or_else(out_of_memory)?;
         // SAFETY: the buffer is new and of the plugin's version, and owned from here on.
         let buffer = unsafe { RawBuffer::own(Arc::clone(&self.plugin), raw) };
-        // SAFETY: the buffer was just allocated and is not null, and no other code has a reference
-        // to it yet.
-        unsafe {
-            (*raw.as_ptr()).usage = number_of(usage);
-        }
+        buffer.set_usage(usage);
         let buffer = GgmlBuffer::new(this, Arc::new(buffer), size, usage)?;
         samite_core::Buffer::clear(&buffer, 0)?;
         Ok(Arc::new(buffer))
@@ -218,9 +223,13 @@ fn number_of(usage: Usage) -> i32 {
 
 /// Calls `f` with the structure of a node's result, which has sources and an operation but no
 /// memory. Returns `None` if ggml does not have the operation.
-fn with_operation<R>(node: Node<'_>, f: impl FnOnce(*const Tensor) -> R) -> Option<R> {
+fn with_operation<R>(
+    node: Node<'_>,
+    version: abi::Version,
+    f: impl FnOnce(*const Tensor) -> R,
+) -> Option<R> {
     let nowhere = |_| Ok::<_, UnsupportedConversion>(TensorLocation::At(null_mut(), null_mut()));
-    let exported = Exported::new(node.graph(), &[node.id()], nowhere).ok()?;
+    let exported = Exported::new(version, node.graph(), &[node.id()], nowhere).ok()?;
     Some(f(*exported.nodes().last()?))
 }
 
@@ -248,6 +257,18 @@ impl RawBuffer {
 
     pub fn as_ptr(&self) -> *mut abi::Buffer {
         self.raw.as_ptr()
+    }
+
+    /// Returns the fields behind the functions.
+    fn fields(&self) -> *mut abi::BufferFields {
+        // SAFETY: the buffer is valid as long as this value, and of the plugin's version.
+        unsafe { abi::Buffer::fields(self.as_ptr(), self.plugin.version) }
+    }
+
+    /// Tells the plugin what a new buffer is for.
+    fn set_usage(&self, usage: Usage) {
+        // SAFETY: the fields are valid, and no other code uses a new buffer.
+        unsafe { (*self.fields()).usage = number_of(usage) };
     }
 
     fn iface(&self) -> abi::BufferI {
@@ -376,8 +397,7 @@ impl GgmlBuffer {
         memory: Arc<HostMemory>,
         usage: Usage,
     ) -> Result<Self> {
-        // SAFETY: the buffer is new, and no other code has a reference to it yet.
-        unsafe { (*raw.as_ptr()).usage = number_of(usage) };
+        raw.set_usage(usage);
         let mut buffer = Self::new(owner, Arc::new(raw), memory.len(), usage)?;
         buffer.base = buffer.base.wrapping_add(before);
         if memory.is_writable() {
@@ -390,6 +410,13 @@ impl GgmlBuffer {
 
     pub fn raw(&self) -> *mut abi::Buffer {
         self.raw.as_ptr()
+    }
+
+    /// Returns whether the plugin's structure names the type of this buffer where the layout of its
+    /// version has it.
+    pub fn has_type(&self) -> bool {
+        // SAFETY: the fields are valid; if the layout is another one, they are other bytes of it.
+        unsafe { (*self.raw.fields()).buft == self.owner.raw }
     }
 
     /// Returns whether a plugin knows the structures of this buffer. Other plugins can use it only
@@ -437,8 +464,10 @@ impl GgmlBuffer {
         if let Some(known) = tensors.get_mut(&(slot.offset, slot.layout)) {
             return Ok(&raw mut **known);
         }
-        let mut tensor =
-            Box::new(bare(&slot.layout).map_err(|reason| Error::shape(reason.into_owned()))?);
+        let mut tensor = Box::new(
+            bare(&slot.layout, self.owner.plugin.version)
+                .map_err(|reason| Error::shape(reason.into_owned()))?,
+        );
         tensor.buffer = self.raw();
         tensor.data = self.address(slot.offset).cast();
         // SAFETY: the tensor lies in this buffer.

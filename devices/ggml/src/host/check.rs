@@ -6,9 +6,11 @@
 //! inserted in the middle between releases, so the last ones distinguish releases. A plugin of
 //! another release computes something else, or ends the process that tries it.
 
+use super::buffer::GgmlBuffer;
+use super::device::GgmlDevice;
 use samite_core::{
-    CancelToken, DType, Device, Error, Glu, Graph, Op, PlacedGraph, Precision, Result, RunControl,
-    Slot, Stream, TensorId, TensorInfo, TensorRef, Unary, Usage,
+    BufferType as _, CancelToken, DType, Device, Error, Glu, Graph, Op, PlacedGraph, Precision,
+    Result, RunControl, Slot, Stream, TensorId, TensorInfo, TensorRef, Unary, Usage,
 };
 use std::sync::Arc;
 
@@ -198,6 +200,23 @@ fn ask(
 /// never close.
 pub fn is_close(found: f32, expected: f32) -> bool {
     (found - expected).abs() <= 0.02 * (1.0 + expected.abs())
+}
+
+/// Checks that a plugin's buffers have the expected layout. Releases that number operations alike
+/// can differ in it.
+///
+/// # Errors
+/// Returns the buffer type with another layout.
+pub fn has_layout(device: &GgmlDevice) -> std::result::Result<(), String> {
+    device.memories().try_for_each(|memory| {
+        let buffer = memory.allocate(1, Usage::Weights);
+        let buffer = buffer.map_err(|error| error.to_string())?;
+        let buffer = buffer.as_any().downcast_ref::<GgmlBuffer>();
+        match buffer.is_none_or(GgmlBuffer::has_type) {
+            true => Ok(()),
+            false => Err(format!("{}: a buffer has another layout", memory.name())),
+        }
+    })
 }
 
 /// Checks that the device computes the known results, as far as it supports the operations.

@@ -102,7 +102,7 @@ impl DeviceCore {
             };
             Ok(TensorLocation::At(buffer, null_mut()))
         };
-        let exported = Exported::new(node.graph(), &[node.id()], place);
+        let exported = Exported::new(self.plugin.version, node.graph(), &[node.id()], place);
         let exported = match exported {
             Ok(exported) => exported,
             Err(reason) => return Support::No(reason),
@@ -284,6 +284,11 @@ impl GgmlDevice {
     /// Returns whether the device can compute on foreign host memory.
     pub fn takes_host_memory(&self) -> bool {
         self.buffer_type.is_host() && self.wraps_host_memory()
+    }
+
+    /// Returns the device's own memory types.
+    pub fn memories(&self) -> impl Iterator<Item = &Arc<GgmlBufferType>> {
+        [&self.buffer_type].into_iter().chain(&self.extra_types)
     }
 
     /// Wraps host memory in a buffer of the plugin. Returns the buffer, and the number of bytes by

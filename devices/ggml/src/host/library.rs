@@ -126,17 +126,18 @@ fn check_file(path: &Path) -> Result<(), String> {
 }
 
 impl Plugin {
-    /// Loads a plugin and checks everything that can be checked.
+    /// Loads a plugin and checks everything that can be checked. If it comes without
+    /// `libggml-base`, it is taken for one of `release`, or of ggml 0.25.
     ///
     /// # Errors
     /// Returns the reason if it cannot be used.
-    pub fn load(path: &Path) -> Result<Self, String> {
+    pub fn load(path: &Path, release: Option<Version>) -> Result<Self, String> {
         check_file(path)?;
         let library = match open(path) {
             // The loader's message starts with the missing library.
             Err(reason) if reason.starts_with("libggml-base.") => {
                 let needed = reason.split(':').next().unwrap_or_default();
-                base::provide(needed)?;
+                base::provide(needed, release.unwrap_or(Version::V25))?;
                 open(path)
             }
             other => other,
@@ -161,8 +162,8 @@ impl Plugin {
             return Err("ggml_version says nothing".into());
         }
         // SAFETY: it returns a static string.
-        let release = unsafe { CStr::from_ptr(version) };
-        let known = Version::of_release(release).map_err(|error| error.to_string())?;
+        let release = unsafe { CStr::from_ptr(version) }.to_string_lossy();
+        let version = Version::of_release(&release).map_err(|error| error.to_string())?;
         if let Some(set_log) = address_in_base(&library, "ggml_log_set") {
             // SAFETY: the type of the function in all versions; the listener takes any text.
             unsafe {
@@ -185,18 +186,16 @@ impl Plugin {
         }
         // SAFETY: the number comes first in all versions.
         let api = unsafe { (*reg).api_version };
-        let version = match alone {
-            // samite's library adapts to the plugin's version; upstream's library determines it.
-            true => base::settle(api)?,
-            false if api == known.api() => known,
-            false => {
-                return Err(format!(
-                    "its interface has version {api}; that of ggml {} is {}",
-                    release.to_string_lossy(),
-                    known.api()
-                ));
-            }
-        };
+        if api != version.api() {
+            let hint = match alone {
+                true => ": a plugin of another release, which needs a prober or its libggml-base",
+                false => "",
+            };
+            return Err(format!(
+                "its interface has version {api}; that of ggml {release} is {}{hint}",
+                version.api()
+            ));
+        }
         // SAFETY: the version is one whose registration looks so.
         let table = unsafe { (*reg).iface };
         let (Some(get_name), Some(count), Some(get_device)) =
@@ -217,9 +216,9 @@ impl Plugin {
             path: path.to_owned(),
             version,
             release: if alone {
-                format!("interface {api} on samite's libggml-base")
+                format!("ggml {version} on samite's libggml-base")
             } else {
-                format!("ggml {}", release.to_string_lossy())
+                format!("ggml {release}")
             },
             alone,
             name,
@@ -245,7 +244,7 @@ impl Plugin {
     ) -> Self {
         Plugin {
             path: "/test".into(),
-            version: Version::V25,
+            version: Version::V28,
             release: "test".into(),
             alone: false,
             name: "test".into(),

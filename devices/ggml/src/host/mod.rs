@@ -41,7 +41,7 @@ mod trial;
 mod trial_cache;
 
 pub use backend::{GgmlBackend, GgmlOptions, PATH_VARIABLE};
-pub use probe::probe;
+pub use probe::{ProbeOptions, probe};
 
 // For samite's `libggml-base`, where it exists.
 #[cfg(all(

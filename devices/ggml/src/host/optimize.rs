@@ -97,9 +97,10 @@ impl Optimizer {
             return Vec::new();
         }
         let mut sequence = with_views(graph, nodes);
-        let exported = Exported::new::<UnsupportedConversion>(graph, &sequence, |id| {
-            Ok(place(&self.plugin, graph, id))
-        });
+        let exported =
+            Exported::new::<UnsupportedConversion>(self.plugin.version, graph, &sequence, |id| {
+                Ok(place(&self.plugin, graph, id))
+            });
         let Ok(mut exported) = exported else {
             return Vec::new(); // the device does not support such nodes
         };

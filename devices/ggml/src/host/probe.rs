@@ -1,9 +1,11 @@
 //! Tries a plugin in a separate process.
 
-use super::check::computes;
+use super::check::{computes, has_layout};
 use super::device::GgmlDevice;
 use super::library::Plugin;
 use super::trial_cache::TrialCache;
+use crate::abi::Version;
+use crate::base;
 use samite_core::Device;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -23,17 +25,37 @@ const OK: &str = "samite-probe-ok ";
 const REFUSED: &str = "samite-probe-refused ";
 const DEVICE: &str = "samite-probe-device ";
 const VERDICT: &str = "samite-probe-verdict ";
+/// The plugin uses samite's `libggml-base`, so its release is not known.
+const ALONE: &str = "samite-probe-alone";
 
-/// Argument before the path: try no graph, because the verdicts are known.
+/// Argument before the path: see [`ProbeOptions::load_only`].
 pub const LOAD_ONLY: &str = "--load-only";
+
+/// Argument before the path, followed by [`ProbeOptions::release`].
+pub const RELEASE: &str = "--release";
+
+/// Options of a [`probe`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProbeOptions {
+    /// Computes no graph, because the verdicts are known.
+    pub load_only: bool,
+    /// Release of ggml, such as `0.28`, if the plugin comes without `libggml-base`.
+    pub release: Option<String>,
+}
 
 /// Performs the work of a [prober](super::GgmlOptions::prober). Loads the plugin at `path` and
 /// queries its devices. If the plugin came without `libggml-base`, its devices must compute a few
-/// known results. With `graphs`, each device then computes a small graph. Passes each result as a
-/// line to `say`; the program must print it to its standard output at once, because later steps may
-/// end the process.
-pub fn probe(path: &Path, graphs: bool, say: &mut dyn FnMut(&str)) {
-    let devices = match try_out(path) {
+/// known results. Unless told otherwise, each device then computes a small graph. Passes each
+/// result as a line to `say`; the program must print it to its standard output at once, because
+/// later steps may end the process.
+pub fn probe(path: &Path, options: &ProbeOptions, say: &mut dyn FnMut(&str)) {
+    let release = options.release.as_deref().map(Version::of_release);
+    let devices = match release.transpose() {
+        Ok(release) => try_out(path, release, say),
+        Err(unknown) => Err(unknown.to_string()),
+    };
+    let devices = match devices {
         Ok((score, devices)) => {
             say(&format!("{OK}{score}"));
             devices
@@ -43,7 +65,11 @@ pub fn probe(path: &Path, graphs: bool, say: &mut dyn FnMut(&str)) {
     for device in &devices {
         say(&format!("{DEVICE}{}", device.identity()));
     }
-    for (number, device) in devices.into_iter().enumerate().filter(|_| graphs) {
+    for (number, device) in devices
+        .into_iter()
+        .enumerate()
+        .filter(|_| !options.load_only)
+    {
         let reason = super::trial::run(&(device as Arc<dyn Device>)).err();
         let reason = reason.unwrap_or_default();
         say(&format!("{VERDICT}{number} {}", one_line(&reason)));
@@ -54,8 +80,16 @@ fn one_line(text: &str) -> String {
     text.replace(['\n', '\r'], " ")
 }
 
-fn try_out(path: &Path) -> Result<(i32, Vec<Arc<GgmlDevice>>), String> {
-    let plugin = Arc::new(Plugin::load(path)?);
+fn try_out(
+    path: &Path,
+    release: Option<Version>,
+    say: &mut dyn FnMut(&str),
+) -> Result<(i32, Vec<Arc<GgmlDevice>>), String> {
+    let plugin = Plugin::load(path, release);
+    if base::is_serving() {
+        say(ALONE);
+    }
+    let plugin = Arc::new(plugin?);
     let mut devices = Vec::new();
     for &raw in &plugin.devices {
         // A device with invalid memory is also left out when the plugin is used.
@@ -65,6 +99,7 @@ fn try_out(path: &Path) -> Result<(i32, Vec<Arc<GgmlDevice>>), String> {
             Err(_) => continue,
         };
         if plugin.alone {
+            has_layout(&device)?;
             computes(&(Arc::clone(&device) as Arc<dyn Device>))?;
         }
         devices.push(device);
@@ -76,6 +111,8 @@ fn try_out(path: &Path) -> Result<(i32, Vec<Arc<GgmlDevice>>), String> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeResult {
     pub score: i32,
+    /// Release as which the plugin works, if it comes without `libggml-base`.
+    pub release: Option<Version>,
     /// Identity of each device, with its failure, or `None` if it computed a small graph.
     pub devices: Vec<(String, Option<String>)>,
 }
@@ -94,8 +131,12 @@ fn ask_with(
     trial_cache: Option<TrialCache>,
     patience: Duration,
 ) -> Result<ProbeResult, String> {
-    if let Some(known) = trial_cache.as_ref().and_then(TrialCache::read) {
-        let (answer, _) = start(prober, path, false, patience)?;
+    if let Some((release, known)) = trial_cache.as_ref().and_then(TrialCache::read) {
+        let options = ProbeOptions {
+            load_only: true,
+            release: release.map(|release| release.to_string()),
+        };
+        let (answer, _) = start(prober, path, &options, patience).map_err(ProbeError::reason)?;
         let verdict = |(identity, _): &(String, _)| {
             let known = known.iter().find(|(device, _)| device == identity)?;
             Some(known.clone())
@@ -103,27 +144,97 @@ fn ask_with(
         let devices: Option<Vec<_>> = answer.devices.iter().map(verdict).collect();
         if let Some(devices) = devices {
             let score = answer.score;
-            return Ok(ProbeResult { score, devices });
+            return Ok(ProbeResult {
+                score,
+                release,
+                devices,
+            });
         }
     }
-    let (answer, end) = start(prober, path, true, patience)?;
+    let (answer, end) = try_releases(prober, path, patience)?;
     // A timeout may be the machine's fault, so try again next time.
     if let (Some(trial_cache), End::Exit(_)) = (trial_cache, end) {
-        trial_cache.write(&answer.devices);
+        trial_cache.write(answer.release, &answer.devices);
     }
     Ok(answer)
+}
+
+/// Tries the plugin, as one of each release if it does not say its own. The newest release that
+/// works is taken.
+fn try_releases(
+    prober: &[OsString],
+    path: &Path,
+    patience: Duration,
+) -> Result<(ProbeResult, End), String> {
+    let reason = match start(prober, path, &ProbeOptions::default(), patience) {
+        Err(ProbeError::Alone(reason)) => reason,
+        Err(error) => return Err(error.reason()),
+        Ok((mut answer, end)) => {
+            answer.release = answer.release.map(|_| Version::V25);
+            return Ok((answer, end));
+        }
+    };
+    let newer = Version::ALL.into_iter().skip(1).rev();
+    for release in newer {
+        let options = ProbeOptions {
+            load_only: false,
+            release: Some(release.to_string()),
+        };
+        if let Ok((mut answer, end)) = start(prober, path, &options, patience) {
+            answer.release = Some(release);
+            return Ok((answer, end));
+        }
+    }
+    Err(format!(
+        "it comes without libggml-base and works as no known release of ggml: {reason}"
+    ))
+}
+
+/// Failure of a probe.
+#[derive(Debug)]
+enum ProbeError {
+    /// The plugin cannot be used.
+    Refused(String),
+    /// The plugin comes without `libggml-base`, and may be of another release.
+    Alone(String),
+}
+
+impl ProbeError {
+    fn reason(self) -> String {
+        match self {
+            ProbeError::Refused(reason) | ProbeError::Alone(reason) => reason,
+        }
+    }
+}
+
+impl From<String> for ProbeError {
+    fn from(reason: String) -> Self {
+        ProbeError::Refused(reason)
+    }
+}
+
+impl From<&str> for ProbeError {
+    fn from(reason: &str) -> Self {
+        ProbeError::Refused(reason.to_owned())
+    }
 }
 
 fn start(
     prober: &[OsString],
     path: &Path,
-    graphs: bool,
+    options: &ProbeOptions,
     patience: Duration,
-) -> Result<(ProbeResult, End), String> {
+) -> Result<(ProbeResult, End), ProbeError> {
     let (program, arguments) = prober.split_first().ok_or("there is no prober")?;
     let mut child = Command::new(program)
         .args(arguments)
-        .args((!graphs).then_some(LOAD_ONLY))
+        .args(options.load_only.then_some(LOAD_ONLY))
+        .args(
+            options
+                .release
+                .iter()
+                .flat_map(|release| [RELEASE, release]),
+        )
         .arg(path)
         // When ggml aborts, it would start a debugger for a backtrace.
         .env("GGML_NO_BACKTRACE", "1")
@@ -154,7 +265,7 @@ fn start(
         Err(error) => {
             let _ = child.kill();
             let _ = child.wait();
-            return Err(format!("no thread reads the probe: {error}"));
+            return Err(format!("no thread reads the probe: {error}").into());
         }
     };
     let said = || lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -175,7 +286,12 @@ enum End {
 }
 
 /// Interprets a probe's lines and its end.
-fn understand(lines: &[String], end: &End) -> Result<ProbeResult, String> {
+fn understand(lines: &[String], end: &End) -> Result<ProbeResult, ProbeError> {
+    let is_alone = lines.iter().any(|line| line == ALONE);
+    let failed = |reason| match is_alone {
+        true => ProbeError::Alone(reason),
+        false => ProbeError::Refused(reason),
+    };
     let begins = |start: &str| {
         let rests = lines
             .iter()
@@ -183,10 +299,10 @@ fn understand(lines: &[String], end: &End) -> Result<ProbeResult, String> {
         rests.map(str::to_owned).collect::<Vec<_>>()
     };
     if let Some(reason) = begins(REFUSED).pop() {
-        return Err(reason);
+        return Err(failed(reason));
     }
     let Some(score) = begins(OK).pop() else {
-        return Err(how_it_ended(end));
+        return Err(failed(how_it_ended(end)));
     };
     let score = score.trim().parse();
     let score = score.map_err(|_| "the probe's answer makes no sense")?;
@@ -214,7 +330,12 @@ fn understand(lines: &[String], end: &End) -> Result<ProbeResult, String> {
             *doubt = Some(reason.to_owned());
         }
     }
-    Ok(ProbeResult { score, devices })
+    Ok(ProbeResult {
+        score,
+        // Its caller knows which.
+        release: is_alone.then_some(Version::V25),
+        devices,
+    })
 }
 
 /// Waits for the process, for at most `patience` after it has loaded the plugin.
@@ -270,7 +391,11 @@ mod tests {
                 (identity.to_owned(), doubt.map(str::to_owned))
             };
             let devices = devices.iter().map(owned).collect();
-            Ok(ProbeResult { score, devices })
+            Ok(ProbeResult {
+                score,
+                release: None,
+                devices,
+            })
         };
         assert_eq!(ask("echo noise; echo samite-probe-ok 64"), answer(64, &[]));
         assert_eq!(
@@ -335,9 +460,15 @@ mod tests {
     #[test]
     fn failed_probes_report_the_reason() {
         let mut lines = Vec::new();
-        probe(Path::new("/does/not/exist.so"), true, &mut |line| {
-            lines.push(line.to_owned());
-        });
+        let mut keep = |line: &str| lines.push(line.to_owned());
+        let missing = Path::new("/does/not/exist.so");
+        probe(missing, &ProbeOptions::default(), &mut keep);
+        let unknown = ProbeOptions {
+            release: Some("0.99".into()),
+            ..ProbeOptions::default()
+        };
+        probe(missing, &unknown, &mut keep);
+        assert!(lines.pop().is_some_and(|line| line.contains("ggml 0.99")));
         assert!(
             lines.len() == 1 && lines[0].starts_with(REFUSED),
             "{lines:?}"

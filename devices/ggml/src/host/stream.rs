@@ -290,7 +290,8 @@ impl Stream for GgmlStream {
         }
         // Empty results need no computation, and plugins may not support them.
         let nodes = with_views(work.graph, work.nodes);
-        let mut graph = Exported::new(work.graph, &nodes, |id| {
+        let version = self.device.core().plugin.version;
+        let mut graph = Exported::new(version, work.graph, &nodes, |id| {
             let is_leaf = work.graph.tensor(id).stored.is_some();
             let place = self.place(work.place(id)?, &mut keep, is_leaf)?;
             Ok::<_, ConversionError>(place)

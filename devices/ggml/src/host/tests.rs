@@ -3,9 +3,9 @@
 use super::device::GgmlDevice;
 use super::library::Plugin;
 use crate::abi::{
-    Backend, BackendEvent, BackendI, Buffer, BufferI, BufferType, BufferTypeI25, BufferTypeTable,
-    CGraph, DevCaps, DevProps, Device, DeviceI, GraphOptimizeParams, Reg, RegI, Status, Tensor,
-    Version, device_type, op, usage,
+    Backend, BackendEvent, BackendI, Buffer, BufferFields, BufferI, BufferI28, BufferNI,
+    BufferType, BufferTypeI25, BufferTypeTable, CGraph, DevCaps, DevProps, Device, DeviceI,
+    GraphOptimizeParams, Reg, RegI, Status, Tensor, Version, device_type, op, usage,
 };
 use samite_core::{
     CancelToken, DType, Device as _, Graph, HostMemory, KeepAlive, Layout, PlacedGraph, Rows,
@@ -303,29 +303,46 @@ unsafe extern "C" fn allocate(buft: *mut BufferType, size: usize) -> *mut Buffer
         ..BufferI::NONE
     };
     let context = Box::into_raw(Box::new(words)).cast();
-    Box::into_raw(Box::new(Buffer {
-        iface,
+    create(iface, buft, context, size)
+}
+
+/// Release of the test's plugin.
+const VERSION: Version = Version::V28;
+
+fn create(each: BufferI, buft: *mut BufferType, context: *mut c_void, size: usize) -> *mut Buffer {
+    let iface = BufferI28 {
+        each,
+        several: BufferNI::NONE,
+    };
+    let fields = BufferFields {
         buft,
         context,
         size,
         usage: usage::ANY,
-    }))
+    };
+    Buffer::create(iface, fields, VERSION)
+}
+
+/// Returns the fields of a buffer from `create`.
+unsafe fn fields(buffer: *mut Buffer) -> BufferFields {
+    // SAFETY: a buffer of this version.
+    unsafe { *Buffer::fields(buffer, VERSION) }
 }
 
 unsafe extern "C" fn free_buffer(buffer: *mut Buffer) {
     // SAFETY: created by `allocate` or `from_host`, with ownership passed back.
     unsafe {
         if (*buffer).iface.clear.is_some() {
-            drop(Box::from_raw((*buffer).context.cast::<Box<[u64]>>()));
+            drop(Box::from_raw(fields(buffer).context.cast::<Box<[u64]>>()));
         }
-        drop(Box::from_raw(buffer));
+        Buffer::free(buffer, VERSION);
     }
 }
 
 unsafe extern "C" fn base(buffer: *mut Buffer) -> *mut c_void {
     // SAFETY: a buffer of `allocate`.
     unsafe {
-        (*(*buffer).context.cast::<Box<[u64]>>())
+        (*fields(buffer).context.cast::<Box<[u64]>>())
             .as_mut_ptr()
             .cast()
     }
@@ -358,7 +375,7 @@ unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
     // SAFETY: all of it, which is a number of words.
     unsafe {
         let words = base(buffer).cast::<u32>();
-        for word in 0..(*buffer).size / 4 {
+        for word in 0..fields(buffer).size / 4 {
             words.add(word).write(value.into());
         }
     };
@@ -387,7 +404,7 @@ unsafe extern "C" fn alloc_size(_: *mut BufferType, tensor: *const Tensor) -> us
 
 unsafe extern "C" fn given_base(buffer: *mut Buffer) -> *mut c_void {
     // SAFETY: a buffer of `from_host`.
-    unsafe { (*buffer).context }
+    unsafe { fields(buffer).context }
 }
 
 /// Wraps memory of the host, which must consist of whole pages.
@@ -402,14 +419,8 @@ unsafe extern "C" fn from_host(
         get_base: Some(given_base),
         ..BufferI::NONE
     };
-    Box::into_raw(Box::new(Buffer {
-        iface,
-        // SAFETY: the device of the test.
-        buft: unsafe { buffer_type(device) },
-        context: data,
-        size,
-        usage: usage::ANY,
-    }))
+    // SAFETY: the device of the test.
+    create(iface, unsafe { buffer_type(device) }, data, size)
 }
 
 unsafe extern "C" fn buffer_type(device: *mut Device) -> *mut BufferType {
@@ -426,17 +437,17 @@ unsafe extern "C" fn buffer_type(device: *mut Device) -> *mut BufferType {
         device,
         context: null_mut(),
     }
-    .leak(Version::V25)
+    .leak(VERSION)
 }
 
 unsafe extern "C" fn host_type(device: *mut Device) -> *mut BufferType {
     unsafe extern "C" fn yes(_: *mut BufferType) -> bool {
         true
     }
-    // SAFETY: a type of version 2, changed before any other code has it.
+    // SAFETY: a type of this version, changed before any other code has it.
     unsafe {
         let host = buffer_type(device);
-        (*host.cast::<crate::abi::BufferTypeV2>()).iface.is_host = Some(yes);
+        (*host.cast::<crate::abi::BufferTypeV26>()).iface.is_host = Some(yes);
         host
     }
 }

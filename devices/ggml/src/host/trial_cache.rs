@@ -2,6 +2,7 @@
 //!
 //! They apply to a file with the same size and modification time, and to one version of samite.
 
+use crate::abi::Version;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -40,8 +41,9 @@ impl TrialCache {
         })
     }
 
-    /// Returns the verdicts if they apply to the current file.
-    pub fn read(&self) -> Option<Devices> {
+    /// Returns the release as which a plugin without `libggml-base` works, and the verdicts, if they
+    /// apply to the current file.
+    pub fn read(&self) -> Option<(Option<Version>, Devices)> {
         let text = std::fs::read_to_string(&self.file).ok()?;
         let (subject, rest) = text.split_once('\n')?;
         let verdict = |line: &str| {
@@ -49,16 +51,21 @@ impl TrialCache {
             let doubt = (!doubt.is_empty()).then(|| doubt.to_owned());
             Some((identity.to_owned(), doubt))
         };
-        if subject == self.subject {
-            rest.lines().map(verdict).collect()
-        } else {
-            None
+        if subject != self.subject {
+            return None;
         }
+        let (release, rest) = rest.split_once('\n')?;
+        let release = match release {
+            "" => None,
+            release => Some(Version::of_release(release).ok()?),
+        };
+        Some((release, rest.lines().map(verdict).collect::<Option<_>>()?))
     }
 
     /// Stores verdicts. If that fails, the next run determines them again.
-    pub fn write(&self, devices: &Devices) {
-        let mut text = format!("{}\n", self.subject);
+    pub fn write(&self, release: Option<Version>, devices: &Devices) {
+        let release = release.map(|release| release.to_string());
+        let mut text = format!("{}\n{}\n", self.subject, release.unwrap_or_default());
         for (identity, doubt) in devices {
             let doubt = doubt.as_deref().unwrap_or_default();
             let _ = writeln!(text, "{}\t{doubt}", identity.replace('\t', " "));
@@ -95,15 +102,17 @@ mod tests {
             ("A one".to_owned(), None),
             ("B".to_owned(), Some("no".to_owned())),
         ];
-        trial_cache().write(&devices);
-        assert_eq!(trial_cache().read(), Some(devices.clone()));
+        let release = Some(Version::V28);
+        trial_cache().write(release, &devices);
+        assert_eq!(trial_cache().read(), Some((release, devices.clone())));
         // A plugin of the same name in another folder does not replace the verdicts.
         let other = folder.path().join("other");
         std::fs::create_dir(&other).unwrap();
         std::fs::write(other.join("libggml-x.so"), "1").unwrap();
         let other = TrialCache::in_folder(&kept, &other.join("libggml-x.so")).unwrap();
-        other.write(&Vec::new());
-        assert_eq!(trial_cache().read(), Some(devices.clone()));
+        other.write(None, &Vec::new());
+        assert_eq!(other.read(), Some((None, Vec::new())));
+        assert_eq!(trial_cache().read(), Some((release, devices.clone())));
         std::fs::remove_file(&other.file).unwrap();
         assert_eq!(std::fs::read_dir(&kept).unwrap().count(), 1);
         let time = std::fs::metadata(&plugin).unwrap().modified().unwrap();
@@ -111,7 +120,7 @@ mod tests {
         let file = std::fs::File::options().append(true).open(&plugin).unwrap();
         file.set_modified(time).unwrap();
         assert_eq!(trial_cache().read(), None, "another size");
-        trial_cache().write(&devices);
+        trial_cache().write(release, &devices);
         file.set_modified(UNIX_EPOCH).unwrap();
         assert_eq!(trial_cache().read(), None, "another time");
     }

@@ -1,0 +1,8 @@
+//! The plugin in a host of ggml 0.25. A process has one host, so each version has a program.
+
+mod common;
+
+#[test]
+fn the_plugin_works_in_a_host_of_0_25() {
+    common::exercise("0.25.1", samite_ggml::abi::Version::V25);
+}
