@@ -10,6 +10,7 @@ use samite_core::{Graph, Layout, Node, Op, TensorId};
 pub use samite_wire::export::with_views;
 use std::collections::HashMap;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Location of a tensor of the graph in ggml's terms.
 #[derive(Clone, Copy)]
@@ -31,6 +32,14 @@ pub struct Exported {
     keys: Vec<*mut Tensor>,
     use_counts: Vec<i32>,
     known: HashMap<TensorId, *mut Tensor>,
+    /// Identity of the graph for plugins that keep what they derive from it.
+    uid: u64,
+}
+
+/// Returns a number that no other graph of this process has.
+fn unique() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 // SAFETY: the pointers refer to memory of this value or to memory that its creator keeps alive.
@@ -56,6 +65,7 @@ impl Exported {
             keys: Vec::new(),
             use_counts: Vec::new(),
             known: HashMap::new(),
+            uid: unique(),
         };
         let mut known = HashMap::new();
         for &id in nodes {
@@ -180,7 +190,7 @@ impl Exported {
         known.map(|(&id, &tensor)| (tensor, id)).collect()
     }
 
-    /// Returns the graph for one call. It points to `self`.
+    /// Returns the graph for one call. It points to `self`, and is the same in every call.
     pub fn graph(&mut self) -> CGraph {
         let count = self.nodes().len();
         CGraph {
@@ -190,6 +200,7 @@ impl Exported {
                 used: self.used.as_mut_ptr(),
                 keys: self.keys.as_mut_ptr(),
             },
+            uid: self.uid,
             ..CGraph::new(self.nodes.as_mut_ptr(), count)
         }
     }

@@ -15,7 +15,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A buffer type of a plugin.
 pub struct GgmlBufferType {
@@ -299,11 +299,46 @@ pub struct GgmlBuffer {
     host: Option<Arc<HostMemory>>,
     /// Read-only host memory, such as a mapped file. It needs no lock.
     mapped: Option<Arc<HostMemory>>,
-    /// Structures of the tensors in this buffer. Plugins attach data to them, so each is created
-    /// once.
-    tensors: Mutex<HashMap<(usize, Layout), Box<Tensor>>>,
+    tensors: Mutex<Tensors>,
     /// Tensors of an extra type that have not been written completely.
     partial: Mutex<HashMap<(usize, Layout), Partial>>,
+}
+
+/// Structures of the tensors in a buffer. Plugins attach data to them, so each is created once.
+#[derive(Default)]
+struct Tensors {
+    /// The structures, each with the number of resets before it was initialised.
+    known: HashMap<(usize, Layout), (Box<Tensor>, u64)>,
+    /// Number of prepared graphs that use the buffer.
+    graphs: usize,
+    /// Number of times that the plugin dropped what it had attached.
+    resets: u64,
+}
+
+/// Use of memory by a prepared graph.
+pub struct GraphUse(Arc<dyn samite_core::Buffer>);
+
+impl GraphUse {
+    /// Records that a graph uses `buffer`, until the value is dropped.
+    pub fn new(buffer: Arc<dyn samite_core::Buffer>) -> Self {
+        if let Some(buffer) = buffer.as_any().downcast_ref::<GgmlBuffer>() {
+            buffer.tensors().graphs += 1;
+        }
+        GraphUse(buffer)
+    }
+
+    /// Returns the memory.
+    pub fn buffer(&self) -> &Arc<dyn samite_core::Buffer> {
+        &self.0
+    }
+}
+
+impl Drop for GraphUse {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.0.as_any().downcast_ref::<GgmlBuffer>() {
+            buffer.end_use();
+        }
+    }
 }
 
 /// A tensor that is written in pieces.
@@ -383,7 +418,7 @@ impl GgmlBuffer {
             id: MemoryId::unique(),
             host,
             mapped: None,
-            tensors: Mutex::new(HashMap::new()),
+            tensors: Mutex::default(),
             partial: Mutex::new(HashMap::new()),
         })
     }
@@ -457,17 +492,52 @@ impl GgmlBuffer {
         }
     }
 
+    fn tensors(&self) -> MutexGuard<'_, Tensors> {
+        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends a graph's use. Without graphs, nothing needs what the plugin attached to the tensors of
+    /// a buffer for intermediate results, so it may drop that. Otherwise it would grow with every
+    /// graph.
+    fn end_use(&self) {
+        let mut tensors = self.tensors();
+        tensors.graphs -= 1;
+        if tensors.graphs == 0
+            && self.usage == Usage::Compute
+            && let Some(reset) = self.raw.iface().reset
+        {
+            // SAFETY: the function belongs to this buffer. The structures that graphs made are gone,
+            // and those of this table are initialised again before their next use.
+            unsafe { reset(self.raw()) };
+            tensors.resets += 1;
+        }
+    }
+
     /// Returns the initialised structure of a tensor in this buffer.
     pub fn tensor(&self, slot: Slot) -> Result<*mut Tensor> {
+        self.named_tensor(slot, "")
+    }
+
+    /// Returns the initialised structure of a tensor in this buffer, which gets this name if it is
+    /// new.
+    fn named_tensor(&self, slot: Slot, name: &str) -> Result<*mut Tensor> {
         self.check(slot)?;
-        let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = tensors.get_mut(&(slot.offset, slot.layout)) {
-            return Ok(&raw mut **known);
+        let mut tensors = self.tensors();
+        let Tensors { known, resets, .. } = &mut *tensors;
+        if let Some((tensor, resets_before)) = known.get_mut(&(slot.offset, slot.layout)) {
+            if *resets_before != *resets {
+                tensor.extra = null_mut();
+                // SAFETY: the tensor lies in this buffer.
+                unsafe { self.init(&raw mut **tensor) }?;
+                *resets_before = *resets;
+            }
+            return Ok(&raw mut **tensor);
         }
         let mut tensor = Box::new(
             bare(&slot.layout, self.owner.plugin.version)
                 .map_err(|reason| Error::shape(reason.into_owned()))?,
         );
+        tensor.set_name(name);
         tensor.buffer = self.raw();
         tensor.data = self.address(slot.offset).cast();
         // SAFETY: the tensor lies in this buffer.
@@ -481,8 +551,8 @@ impl GgmlBuffer {
                 "it has no special layout for it",
             ));
         }
-        let entry = tensors.entry((slot.offset, slot.layout)).or_insert(tensor);
-        Ok(&raw mut **entry)
+        let entry = known.entry((slot.offset, slot.layout));
+        Ok(&raw mut *entry.or_insert((tensor, *resets)).0)
     }
 
     /// Initialises a tensor in the buffer.
@@ -595,11 +665,12 @@ impl samite_core::Buffer for GgmlBuffer {
 
     fn init_tensor(&self, offset: usize, tensor: &TensorInfo<'_>) -> Result<()> {
         let layout = tensor.layout;
-        let tensor = Slot { offset, layout };
-        if self.usage == Usage::Compute || tensor.layout.is_empty() {
-            return self.check(tensor); // graphs initialise the tensors that they compute
+        let slot = Slot { offset, layout };
+        if self.usage == Usage::Compute || layout.is_empty() {
+            return self.check(slot); // graphs initialise the tensors that they compute
         }
-        self.tensor(tensor).map(|_| ())
+        // Some plugins choose kernels by the names of weights, or keep data under them.
+        self.named_tensor(slot, tensor.name).map(|_| ())
     }
 
     fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {

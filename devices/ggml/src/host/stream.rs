@@ -1,6 +1,6 @@
 //! Streams of a plugin's device, which are ggml's backends.
 
-use super::buffer::{GgmlBuffer, RawBuffer};
+use super::buffer::{GgmlBuffer, GraphUse, RawBuffer};
 use super::device::GgmlDevice;
 use super::event::GgmlEvent;
 use crate::abi::{self, Status};
@@ -237,7 +237,7 @@ impl GgmlStream {
 /// Resources that a graph keeps alive.
 #[derive(Default)]
 struct GraphResources {
-    buffers: Vec<Arc<dyn Buffer>>,
+    buffers: Vec<GraphUse>,
     /// Foreign host memory.
     wrapped: Vec<Wrapped>,
 }
@@ -247,9 +247,9 @@ impl GraphResources {
         if !self
             .buffers
             .iter()
-            .any(|known| Arc::ptr_eq(known, &place.buffer))
+            .any(|known| Arc::ptr_eq(known.buffer(), &place.buffer))
         {
-            self.buffers.push(Arc::clone(&place.buffer));
+            self.buffers.push(GraphUse::new(Arc::clone(&place.buffer)));
         }
     }
 }
@@ -300,7 +300,8 @@ impl Stream for GgmlStream {
         graph.count_uses(work.graph);
         for tensor in graph.tensors() {
             for buffer in &keep.buffers {
-                let Some(buffer) = buffer.as_any().downcast_ref::<GgmlBuffer>() else {
+                let buffer = buffer.buffer().as_any().downcast_ref::<GgmlBuffer>();
+                let Some(buffer) = buffer else {
                     continue;
                 };
                 // SAFETY: the tensors were just made, with these buffers.

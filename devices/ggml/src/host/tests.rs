@@ -9,7 +9,7 @@ use crate::abi::{
 };
 use samite_core::{
     CancelToken, DType, Device as _, Graph, HostMemory, KeepAlive, Layout, PlacedGraph, Rows,
-    RunControl, Slot, StoredTensor, TensorId, TensorInfo, TensorRef, Usage,
+    RunControl, Slot, StoredTensor, TensorGroup, TensorId, TensorInfo, TensorRef, Usage,
 };
 use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
@@ -36,6 +36,11 @@ enum Command {
 struct Log {
     queue: Vec<Command>,
     calls: Vec<&'static str>,
+    /// What buffers were given: names and offsets of tensors in the order of their initialisation,
+    /// and resets.
+    given: Vec<String>,
+    /// `uid` of the graphs that were computed.
+    uids: Vec<u64>,
     optimize: Option<Optimize>,
 }
 
@@ -188,6 +193,8 @@ unsafe extern "C" fn synchronize(s: *mut Backend) {
 }
 
 unsafe extern "C" fn compute(s: *mut Backend, graph: *mut CGraph) -> Status {
+    // SAFETY: the graph is valid, and streams have their device's context.
+    unsafe { log((*s).context, |log| log.uids.push((*graph).uid)) };
     // SAFETY: a valid graph of products with a number.
     for &node in unsafe { (*graph).nodes() } {
         // SAFETY: nodes of a valid graph are valid tensors.
@@ -296,6 +303,8 @@ unsafe extern "C" fn allocate(buft: *mut BufferType, size: usize) -> *mut Buffer
     let words = vec![0u64; size.div_ceil(8)].into_boxed_slice();
     let iface = BufferI {
         get_base: Some(base),
+        init_tensor: Some(init_tensor),
+        reset: Some(reset),
         memset_tensor: Some(set_bytes),
         set_tensor: Some(set_now),
         get_tensor: Some(get_now),
@@ -346,6 +355,32 @@ unsafe extern "C" fn base(buffer: *mut Buffer) -> *mut c_void {
             .as_mut_ptr()
             .cast()
     }
+}
+
+/// Passes a line to the log of a buffer's device.
+unsafe fn note(buffer: *mut Buffer, line: String) {
+    // SAFETY: a buffer of this plugin, whose type has a device with a context.
+    unsafe {
+        let buffer_type = BufferTypeTable::read(fields(buffer).buft, VERSION);
+        log((*buffer_type.device).context, |log| log.given.push(line));
+    }
+}
+
+/// Marks the tensor, as plugins do.
+unsafe extern "C" fn init_tensor(buffer: *mut Buffer, tensor: *mut Tensor) -> Status {
+    // SAFETY: the host passes its buffer and a valid tensor.
+    unsafe {
+        assert!((*tensor).extra.is_null(), "it is initialised once");
+        (*tensor).extra = std::ptr::without_provenance_mut(1);
+        let offset = (*tensor).data as usize - base(buffer) as usize;
+        note(buffer, format!("{} at {offset}", (*tensor).name()));
+    }
+    Status::SUCCESS
+}
+
+unsafe extern "C" fn reset(buffer: *mut Buffer) {
+    // SAFETY: the host passes its buffer.
+    unsafe { note(buffer, "reset".into()) };
 }
 
 unsafe extern "C" fn set_now(
@@ -656,6 +691,103 @@ fn memory_lives_until_queued_work_is_done() {
     drop(x);
     drop(stream); // waits for the write
     assert_eq!(calls(context).last(), Some(&"synchronize"));
+}
+
+fn given(context: &Context) -> Vec<String> {
+    std::mem::take(&mut context.lock().unwrap().given)
+}
+
+#[test]
+fn plugins_get_names_and_constant_graphs() {
+    let (device, context) = lazy();
+    let weights = TensorGroup::allocate(
+        &device.buffer_type(),
+        Usage::Weights,
+        &[
+            (
+                "token_embd.weight",
+                Layout::contiguous(DType::F32, [4, 2, 1, 1]).unwrap(),
+            ),
+            (
+                "cache_k_l0",
+                Layout::contiguous(DType::F32, [4, 1, 1, 1]).unwrap(),
+            ),
+        ],
+    );
+    let weights = weights.unwrap().tensors;
+    assert_eq!(
+        given(context),
+        ["token_embd.weight at 0", "cache_k_l0 at 64"]
+    );
+    weights[1].tensor().write(0, &[0; 16]).unwrap();
+    assert_eq!(given(context), [""; 0], "writing initialises nothing again");
+
+    let mut graph = Graph::new();
+    let cache = graph.stored(&weights[1]).unwrap();
+    let scaled = graph.scale(cache, 3.0).unwrap();
+    graph.set_name(scaled, "Kcur-0");
+    let result = rows(&device, 1);
+    let places = [Some(weights[1].tensor().clone()), Some(result.clone())];
+    let work = PlacedGraph {
+        graph: &graph,
+        nodes: &[scaled],
+        places: &places,
+        workspace: None,
+        compiled: None,
+    };
+    let mut stream = Arc::clone(&device).open_stream().unwrap();
+    let mut prepared = [(); 2].map(|()| stream.prepare(work).unwrap());
+    assert_eq!(given(context), ["Kcur-0 at 0"; 2]);
+    let control = RunControl {
+        cancel: &CancelToken::new(),
+        observer: None,
+    };
+    for number in [0, 1, 0] {
+        stream.run(&mut *prepared[number], control).unwrap();
+    }
+    let uids = std::mem::take(&mut context.lock().unwrap().uids);
+    assert!(uids[0] == uids[2] && uids[0] != uids[1] && !uids.contains(&0));
+    stream.read(&result, 0, &mut [0; 16]).unwrap();
+    let initialised = given(context);
+    assert_eq!(initialised, [" at 0"], "for reading");
+
+    let [first, second] = prepared;
+    drop(first);
+    assert_eq!(given(context), [""; 0], "the other graph uses the buffer");
+    drop(second);
+    assert_eq!(given(context), ["reset"]);
+    stream.read(&result, 0, &mut [0; 16]).unwrap();
+    assert_eq!(given(context), initialised, "after a reset");
+    drop((graph, weights, places));
+    assert_eq!(given(context), [""; 0], "only results are reset");
+}
+
+#[test]
+fn buffers_are_reset_only_after_queued_work() {
+    let (device, context) = lazy();
+    let mut stream = Arc::clone(&device).open_stream().unwrap();
+    let mut graph = Graph::new();
+    let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
+    let y = graph.scale(x, 3.0).unwrap();
+    let places = [Some(rows(&device, 1)), Some(rows(&device, 1))];
+    let work = PlacedGraph {
+        graph: &graph,
+        nodes: &[y],
+        places: &places,
+        workspace: None,
+        compiled: None,
+    };
+    let mut prepared = stream.prepare(work).unwrap();
+    let control = RunControl {
+        cancel: &CancelToken::new(),
+        observer: None,
+    };
+    stream.run(&mut *prepared, control).unwrap();
+    given(context);
+    drop(prepared);
+    assert_eq!(given(context), [""; 0], "the work is still queued");
+    stream.synchronize().unwrap();
+    assert_eq!(given(context), ["reset"; 2]);
 }
 
 #[test]

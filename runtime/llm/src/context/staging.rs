@@ -288,10 +288,10 @@ mod tests {
 
     #[test]
     fn partially_filled_inputs_are_refused() {
-        check_filled("inp_state_read", 4, 4).unwrap();
+        check_filled("rs_s_copy", 4, 4).unwrap();
         for given in [0, 3, 8] {
-            let error = check_filled("inp_state_read", 4, given).unwrap_err();
-            assert!(error.to_string().contains("inp_state_read"), "{error}");
+            let error = check_filled("rs_s_copy", 4, given).unwrap_err();
+            assert!(error.to_string().contains("rs_s_copy"), "{error}");
         }
     }
 

@@ -88,7 +88,7 @@ impl KvPlan {
                     ));
                 }
             }
-            for (name, elements) in [("conv", memory.conv), ("state", memory.state)] {
+            for (name, elements) in [("r", memory.conv), ("s", memory.state)] {
                 if let Some(elements) = elements {
                     let rows = States::rows_for(n_sequences);
                     kept.push((name, DType::F32, elements, rows, None));
@@ -217,8 +217,8 @@ impl KvPlan {
         let layer = |(il, &windowed)| LayerCache {
             k: find(format!("cache_k_l{il}")),
             v: find(format!("cache_v_l{il}")),
-            conv: find(format!("cache_conv_l{il}")),
-            state: find(format!("cache_state_l{il}")),
+            conv: find(format!("cache_r_l{il}")),
+            state: find(format!("cache_s_l{il}")),
             windowed,
         };
         self.windowed.iter().enumerate().map(layer).collect()

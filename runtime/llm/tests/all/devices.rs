@@ -116,7 +116,7 @@ fn placement_follows_the_rules() {
     };
     assert_eq!(device("Qcur-0").as_deref(), Some("a"));
     assert_eq!(device("fattn-0").as_deref(), Some("a"));
-    assert_eq!(device("k_cache-1").as_deref(), Some("b"));
+    assert_eq!(device("cache_k_l1 (view)").as_deref(), Some("b"));
     assert_eq!(device("ffn_swiglu-2").as_deref(), Some("b"));
     assert_eq!(device("result_output").as_deref(), Some("a"));
     let memory = context.memory();

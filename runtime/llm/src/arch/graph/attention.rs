@@ -369,8 +369,8 @@ impl Builder<'_> {
         let windowed = cache.windowed;
         let cells = self.per_token(Input::Cells { windowed }, DType::I64)?;
         let values = v.zip(cache.v.as_ref());
-        let values = values.map(|(v, cache)| (v, cache, "v_cache"));
-        for (rows, cache, name) in [(k, &keys, "k_cache")].into_iter().chain(values) {
+        for (rows, cache) in [(k, &keys)].into_iter().chain(values) {
+            let name = format!("{} (view)", cache.name());
             let cache = self.stored(cache)?;
             let width = self.extents(cache)[0];
             let is_dense = self.graph.tensor(rows).layout.is_contiguous();
@@ -382,7 +382,7 @@ impl Builder<'_> {
             let shape = [width, self.shape.n_tokens, 1, 1];
             let rows = self.graph.reshape(rows, shape)?;
             let written = self.graph.set_rows(rows, cells, cache)?;
-            self.named(written, name);
+            self.graph.set_name(written, name);
         }
         Ok(())
     }

@@ -53,21 +53,22 @@ pub enum Input {
 }
 
 impl Input {
-    /// Returns the name in graphs.
+    /// Returns the name in graphs: llama.cpp's where it has one, because some of ggml's plugins know
+    /// tensors by name.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Input::Tokens => "inp_tokens",
             Input::Embeddings => "inp_embd",
             Input::Positions => "inp_pos",
-            Input::Cells { windowed: false } => "inp_cells",
-            Input::Cells { windowed: true } => "inp_cells_swa",
+            Input::Cells { windowed: false } => "attn_inp_k_idxs",
+            Input::Cells { windowed: true } => "attn_inp_k_idxs_swa",
             Input::Mask {
                 span: Span::Full, ..
-            } => "inp_mask",
-            Input::Mask { .. } => "inp_mask_swa",
-            Input::RopeFactors(_) => "inp_rope_divisors",
+            } => "self_kq_mask",
+            Input::Mask { .. } => "self_kq_mask_swa",
+            Input::RopeFactors(_) => "inp_rope_factors",
             Input::Temperature(_) => "inp_attn_scale",
-            Input::StateRead => "inp_state_read",
+            Input::StateRead => "rs_s_copy",
             Input::StateWrite => "inp_state_write",
             Input::Outputs => "inp_out_ids",
             Input::Shares { .. } => "inp_adapter_share",
