@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn function_tables_round_trip_in_both_versions() {
+    fn function_tables_round_trip_in_all_versions() {
         unsafe extern "C" fn yes(_: *mut BufferType) -> bool {
             true
         }

@@ -245,10 +245,10 @@ fn may_change(path: &Path) -> Option<&'static str> {
 const DISABLED: &str = "it is disabled";
 
 /// Order in which ggml loads backends, and so the order of their devices: if two backends support
-/// one card, the first is used. Others come last.
-const ORDER: [&str; 15] = [
+/// one card, the first is used. ggml 0.28 has ET only as a built-in backend. Others come last.
+const ORDER: [&str; 16] = [
     "blas", "zendnn", "cann", "cuda", "hip", "metal", "rpc", "sycl", "vulkan", "virtgpu", "opencl",
-    "hexagon", "musa", "openvino", "cpu",
+    "hexagon", "musa", "openvino", "et", "cpu",
 ];
 
 fn preference(name: &str) -> usize {

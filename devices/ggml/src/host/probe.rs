@@ -458,6 +458,37 @@ mod tests {
     }
 
     #[test]
+    fn a_plugin_alone_is_tried_as_each_release() {
+        let folder = tempfile::tempdir().unwrap();
+        let plugin = folder.path().join("x.so");
+        std::fs::write(&plugin, "1").unwrap();
+        // Shells call their first argument `$0`.
+        let ask = |works: &str, kept: &str| {
+            let script = format!(
+                "echo samite-probe-alone; echo $0 $1 $2 >> {}/asked; case \"$0 $1 $2\" in *{works}*) echo samite-probe-ok 1; echo samite-probe-device a;; *) echo samite-probe-refused no; esac",
+                folder.path().display()
+            );
+            let trial_cache = TrialCache::in_folder(&folder.path().join(kept), &plugin);
+            ask_with(&shell(&script), &plugin, trial_cache, TRIAL_PATIENCE)
+        };
+        let asked = || {
+            let path = folder.path().join("asked");
+            let asked = std::fs::read_to_string(&path).unwrap();
+            std::fs::remove_file(path).unwrap();
+            asked.lines().count()
+        };
+        let answer = ask("0.27", "kept").unwrap();
+        assert_eq!((answer.release, asked()), (Some(Version::V27), 3));
+        let answer = ask("'--load-only --release 0.27'", "kept").unwrap();
+        assert_eq!((answer.release, asked()), (Some(Version::V27), 1));
+        let first = ask("x.so", "others").unwrap();
+        assert_eq!((first.release, asked()), (Some(Version::V25), 1));
+        let error = ask("nothing", "others again").unwrap_err();
+        assert!(error.contains("no known release of ggml: no"), "{error}");
+        assert_eq!(asked(), 4);
+    }
+
+    #[test]
     fn failed_probes_report_the_reason() {
         let mut lines = Vec::new();
         let mut keep = |line: &str| lines.push(line.to_owned());

@@ -1,5 +1,6 @@
 //! A plugin as lazy as the interface allows: queued work runs only when a caller waits for it.
 
+use super::buffer::GgmlBuffer;
 use super::device::GgmlDevice;
 use super::library::Plugin;
 use crate::abi::{
@@ -719,6 +720,10 @@ fn plugins_get_names_and_constant_graphs() {
         given(context),
         ["token_embd.weight at 0", "cache_k_l0 at 64"]
     );
+    let buffer = weights[0].tensor().buffer.as_any();
+    let buffer = buffer.downcast_ref::<GgmlBuffer>().unwrap();
+    // SAFETY: a buffer of this plugin.
+    assert_eq!(unsafe { fields(buffer.raw()) }.usage, usage::WEIGHTS);
     weights[1].tensor().write(0, &[0; 16]).unwrap();
     assert_eq!(given(context), [""; 0], "writing initialises nothing again");
 
