@@ -134,6 +134,15 @@ impl Call {
         }
     }
 
+    /// Returns an expert that was read from operand `from`, checked to be less than `limit`.
+    /// Returns `None` for -1.
+    pub fn expert(&self, value: i64, limit: usize, from: usize) -> Result<Option<usize>> {
+        if value == -1 {
+            return Ok(None);
+        }
+        self.index(value, limit, from).map(Some)
+    }
+
     /// Returns an index that was read from operand `from`, checked to be less than `limit`.
     pub fn index(&self, value: i64, limit: usize, from: usize) -> Result<usize> {
         match usize::try_from(value) {

@@ -87,6 +87,9 @@ fn add_id_selects_rows_by_index() {
     let ids = c.i32(&[2, 2], &[2, 0, 1, 1]);
     let y = c.graph.add_id(a, b, ids).unwrap();
     c.expect(y, &[50.0, 61.0, 12.0, 23.0, 34.0, 45.0, 36.0, 47.0]);
+    let ids = c.i32(&[2, 2], &[2, -1, 1, -1]);
+    let y = c.graph.add_id(a, b, ids).unwrap();
+    c.expect(y, &[50.0, 61.0, 2.0, 3.0, 34.0, 45.0, 6.0, 7.0]);
 }
 
 #[test]
@@ -163,6 +166,12 @@ fn experts() {
     c.expect(y, &[100.0, 200.0, 1.0, 2.0, 30.0, 60.0, 30.0, 60.0]);
     let y = c.graph.mul_mat_id(experts, each, ids).unwrap();
     c.expect(y, &[100.0, 200.0, 2.0, 4.0, 30.0, 60.0, 40.0, 80.0]);
+    let ids = c.i32(&[2, 2], &[2, -1, -1, 1]);
+    let y = c.graph.mul_mat_id(experts, each, ids).unwrap();
+    c.expect(y, &[100.0, 200.0, 0.0, 0.0, 0.0, 0.0, 40.0, 80.0]);
+    let ids = c.i32(&[2, 2], &[2, -2, -1, 1]);
+    let y = c.graph.mul_mat_id(experts, each, ids).unwrap();
+    assert!(c.error(y).contains("index -2"));
 }
 
 #[test]

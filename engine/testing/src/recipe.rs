@@ -78,6 +78,11 @@ pub enum Recipe {
         /// Exclusive maximum.
         limit: usize,
     },
+    /// [`DistinctIds`](Self::DistinctIds), a third of them replaced by -1.
+    SkippedIds {
+        /// Exclusive maximum.
+        limit: usize,
+    },
     /// An attention mask: minus infinity for a third of all elements and small numbers elsewhere.
     /// The first element of each row is finite.
     Mask,
@@ -162,6 +167,12 @@ impl Recipe {
             Recipe::DistinctIds { limit } => {
                 let all = rng.permutation(limit);
                 all.iter().cycle().take(n0).map(|&i| i as f64).collect()
+            }
+            Recipe::SkippedIds { limit } => {
+                let mut row = Recipe::DistinctIds { limit }.row(number, n0, rng);
+                let skipped = row.iter_mut().filter(|_| rng.one_in(3));
+                skipped.for_each(|id| *id = -1.0);
+                row
             }
             Recipe::Mask => (0..n0)
                 .map(|i| {

@@ -111,7 +111,7 @@ operations! {
     Add => { name: "add", sources: 2, may_overwrite: &[0, 1] };
 
     /// Source 0 `[n0, experts used, tokens]` plus the rows of source 1 `[n0, experts]` selected by
-    /// source 2 (i32 `[experts used, tokens]`).
+    /// source 2 (i32 `[experts used, tokens]`). An id of -1 adds nothing.
     AddId => { name: "add_id", sources: 3, may_overwrite: &[0] };
 
     /// Source 0 minus source 1; source 1 repeats to the shape of source 0.
@@ -199,7 +199,8 @@ operations! {
     OutProd => { name: "out_prod", sources: 2 };
 
     /// Matrix products with selected experts: source 0 `[k, m, experts]`, source 1 f32 `[k, 1 or
-    /// used, tokens]`, source 2 i32 `[used, tokens]`: f32 `[m, used, tokens]`.
+    /// used, tokens]`, source 2 i32 `[used, tokens]`: f32 `[m, used, tokens]`. An id of -1 skips a
+    /// product: its row of the result is zero.
     MulMatId {
         /// Minimum precision of the accumulation.
         precision: Precision,

@@ -2,7 +2,7 @@
 
 use super::columns::Columns;
 use super::matmul::{ColumnList, Product, cost};
-use super::rows::row_number;
+use super::rows::expert_number;
 use crate::detect::Isa;
 use crate::kernel::{Fault, KernelContext, Phase, Scratch};
 use crate::kernel::{Kernel, UnsupportedKernel, decodable, dense_rows};
@@ -56,7 +56,7 @@ pub(crate) fn kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     ))
 }
 
-/// Choices of each expert: `ends[e]..ends[e + 1]` of `order`.
+/// Choices of each expert: `ends[e]..ends[e + 1]` of `order`. Skipped choices follow them.
 #[derive(Clone, Copy)]
 struct Lists {
     scratch: Scratch,
@@ -80,16 +80,20 @@ impl Lists {
         }
     }
 
-    /// Returns the choices of one expert.
+    /// Returns the choices of one expert, or the skipped ones if `expert` is the number of experts.
     ///
     /// # Safety
     /// The lists must be complete, and must not be changed.
     unsafe fn choices(&self, expert: usize) -> &[u32] {
         let ends = self.scratch.at(self.offset).cast::<u32>();
-        // SAFETY: `fill` wrote `experts + 1` ends, and `expert` is below `experts`. Ends are in
+        // SAFETY: `fill` wrote `experts + 1` ends, and `expert` is at most `experts`. Ends are in
         // ascending order and at most `choices`, so these numbers are in the list after the ends.
         unsafe {
-            let (start, end) = (*ends.add(expert) as usize, *ends.add(expert + 1) as usize);
+            let start = *ends.add(expert) as usize;
+            let end = match expert {
+                _ if expert == self.experts => self.choices,
+                _ => *ends.add(expert + 1) as usize,
+            };
             std::slice::from_raw_parts(ends.add(self.experts + 1 + start), end - start)
         }
     }
@@ -104,24 +108,27 @@ impl Lists {
         let (ends, order) = unsafe { self.parts_mut() };
         // SAFETY: all choices are inside the shape.
         let expert = |choice: usize| unsafe {
-            row_number(ids, 2, [choice / used, 0, 0], choice % used, self.experts)
+            expert_number(ids, 2, [choice / used, 0, 0], choice % used, self.experts)
         };
         ends.fill(0);
         for choice in 0..used * tokens {
-            ends[expert(choice)? + 1] += 1;
+            if let Some(expert) = expert(choice)? {
+                ends[expert + 1] += 1;
+            }
         }
         for expert in 0..self.experts {
             ends[expert + 1] += ends[expert];
         }
+        let (chosen, mut skipped) = (ends[self.experts], self.choices as u32);
         // Going backwards, each expert's end moves to its start. Then starts are the ends of the
         // previous experts.
         for choice in (0..used * tokens).rev() {
-            let end = &mut ends[expert(choice)? + 1];
+            let end = expert(choice)?.map_or(&mut skipped, |expert| &mut ends[expert + 1]);
             *end -= 1;
             order[*end as usize] = choice as u32;
         }
         ends.copy_within(1.., 0);
-        ends[self.experts] = self.choices as u32;
+        ends[self.experts] = chosen;
         Ok(())
     }
 }
@@ -152,7 +159,7 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
         unsafe { lists.fill(&ids) }
     });
     let multiply = Phase::new(
-        row_blocks * experts,
+        row_blocks * (experts + 1),
         cost(m, lists.choices, k),
         move |tasks, worker| {
             let mut list = ColumnList::new();
@@ -160,6 +167,16 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                 let (expert, row) = (task / row_blocks, task % row_blocks * rows);
                 // SAFETY: the phase before completed the lists.
                 let choices = unsafe { lists.choices(expert) };
+                let rows = row..(row + rows).min(m);
+                if expert == experts {
+                    for &choice in choices {
+                        let (slot, token) = (choice as usize % used, choice as usize / used);
+                        // SAFETY: choices are inside the shape. Tasks write different parts.
+                        let row = unsafe { result.row_mut::<f32>([slot, token, 0]) };
+                        row[rows.clone()].fill(0.0);
+                    }
+                    continue;
+                }
                 for part in choices.chunks(part) {
                     let list = list.fill(part.len(), |c| {
                         let choice = part[c] as usize;
@@ -175,7 +192,7 @@ fn build(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                         product.run(
                             &weights,
                             [expert, 0],
-                            row..(row + rows).min(m),
+                            rows.clone(),
                             list,
                             scratch.at(plan.workers + worker * plan.worker),
                         );

@@ -39,6 +39,27 @@ pub(crate) unsafe fn row_number(
     }
 }
 
+/// Reads the number of an expert and checks it. Returns `None` for -1.
+///
+/// # Safety
+/// See [`row_number`].
+#[inline]
+pub(crate) unsafe fn expert_number(
+    numbers: &Operand,
+    source: usize,
+    row: [usize; 3],
+    i: usize,
+    limit: usize,
+) -> Result<Option<usize>, Fault> {
+    // SAFETY: as in `row_number`.
+    unsafe {
+        if numbers.integer(row, i) == -1 {
+            return Ok(None);
+        }
+        row_number(numbers, source, row, i, limit).map(Some)
+    }
+}
+
 pub(crate) fn get_rows_kernel(node: Node<'_>) -> Result<Kernel, UnsupportedKernel> {
     let table = node.source_layout(0).ok_or("there is no table")?;
     if table.dtype() != DType::I32 {
@@ -152,9 +173,10 @@ pub(crate) fn add_id(context: &KernelContext<'_>) -> Result<Vec<Phase>> {
                 let row = result.layout().row_index(task);
                 // SAFETY: each row has one number, checked against `b`, and tasks are rows.
                 unsafe {
-                    let number = row_number(&numbers, 2, [row[1], 0, 0], row[0], limit)?;
+                    let number = expert_number(&numbers, 2, [row[1], 0, 0], row[0], limit)?;
                     let out = result.row_mut::<f32>(row);
                     a.load(row, 0, out);
+                    let Some(number) = number else { continue };
                     for (part, out) in out.chunks_mut(COLUMNS).enumerate() {
                         let buffer = &mut buffer[..out.len()];
                         b.load([number, 0, 0], part * COLUMNS, buffer);

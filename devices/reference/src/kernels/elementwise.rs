@@ -23,14 +23,19 @@ pub fn binary(call: &Call, f: impl Fn(f64, f64) -> f64) -> Result<()> {
     call.store_all(values)
 }
 
-/// Adds to each row of source 0 the row of source 1 that source 2 selects.
+/// Adds to each row of source 0 the row of source 1 that source 2 selects, if any.
 pub fn add_id(call: &Call) -> Result<()> {
     let (a, b, ids) = (call.numbers(0)?, call.numbers(1)?, call.integers(2)?);
     let mut values = call.room()?;
     for [i1, i2, i3] in crate::value::rows(a.shape) {
-        let expert = call.index(ids.at([i1, i2, 0, 0]), b.shape[1], 2)?;
-        let rows = a.row([i1, i2, i3]).iter().zip(b.row([expert, 0, 0]));
-        values.extend(rows.map(|(a, b)| a + b));
+        let a = a.row([i1, i2, i3]);
+        match call.expert(ids.at([i1, i2, 0, 0]), b.shape[1], 2)? {
+            Some(expert) => {
+                let rows = a.iter().zip(b.row([expert, 0, 0]));
+                values.extend(rows.map(|(a, b)| a + b));
+            }
+            None => values.extend(a),
+        }
     }
     call.store(&values)
 }

@@ -43,7 +43,7 @@ pub fn out_prod(call: &Call) -> Result<()> {
 }
 
 /// Computes, for each token and each expert used, the product of that expert's matrix with a row of
-/// source 1.
+/// source 1, or zeros without an expert.
 pub fn mul_mat_id(call: &Call) -> Result<()> {
     let (experts, x, ids) = (call.numbers(0)?, call.numbers(1)?, call.integers(2)?);
     let [_, m, count, _] = experts.shape;
@@ -51,9 +51,12 @@ pub fn mul_mat_id(call: &Call) -> Result<()> {
     let mut values = call.room()?;
     for token in 0..tokens {
         for slot in 0..used {
-            let expert = call.index(ids.at([slot, token, 0, 0]), count, 2)?;
+            let expert = call.expert(ids.at([slot, token, 0, 0]), count, 2)?;
             let x = x.row([slot % x.shape[1], token, 0]);
-            values.extend((0..m).map(|row| dot(experts.row([row, expert, 0]), x)));
+            values.extend(
+                (0..m)
+                    .map(|row| expert.map_or(0.0, |expert| dot(experts.row([row, expert, 0]), x))),
+            );
         }
     }
     call.store(&values)

@@ -1,6 +1,7 @@
 
 // Which columns go to which expert: one workgroup for each expert, one invocation for each of 256 pieces of all choices. Scratch memory holds the number of
-// columns of each expert, then a list for each of as many places as there are choices.
+// columns of each expert, then a list for each of as many places as there are choices. Rows of the
+// result whose choice is -1 are in no list and become zero.
 
 var<workgroup> counts: array<u32, 256>;
 
@@ -27,7 +28,7 @@ fn main(
         if number == expert {
             count++;
         }
-        if number >= experts {
+        if number >= experts && int_c(at_c(vec4<u32>(n % chosen.x, n / chosen.x, 0u, 0u))) != -1 {
             fail();
         }
     }
@@ -46,5 +47,13 @@ fn main(
     }
     if local == 255u {
         store_int_w(at_w(vec4<u32>(expert, 0u, 0u, 0u)), i32(place));
+    }
+    for (var n = expert; n < choices; n += experts) {
+        let choice = vec2<u32>(n % chosen.x, n / chosen.x);
+        if int_c(at_c(vec4<u32>(choice, 0u, 0u))) == -1 {
+            for (var row = local; row < shape_y().x; row += 256u) {
+                put_y(vec4<u32>(row, choice, 0u), 0.0);
+            }
+        }
     }
 }

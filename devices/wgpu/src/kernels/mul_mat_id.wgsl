@@ -32,7 +32,9 @@ fn main(
     // The weights may be those of a part of all experts: number of the first, how many there are in all.
     let experts = parameters.ints[0].xy;
     let chosen_expert = index_c(at_c(vec4<u32>(slot, token, 0u, 0u)), experts.y);
-    if chosen_expert >= experts.y {
+    // The number -1 skips the product.
+    let is_skipped = int_c(at_c(vec4<u32>(slot, token, 0u, 0u))) == -1;
+    if chosen_expert >= experts.y && !is_skipped {
         fail();
     }
     // Those before the first are above all.
@@ -67,7 +69,7 @@ fn main(
         }
     }
     workgroupBarrier();
-    if is_here && local < ROWS && first + local < weights.y {
+    if (is_here || is_skipped) && local < ROWS && first + local < weights.y {
         var sum = 0.0;
         for (var j = 0u; j < slots; j++) {
             sum += partials[local * slots + j];

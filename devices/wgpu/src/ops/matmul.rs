@@ -176,7 +176,7 @@ pub fn mul_mat_id(
             let count = experts * (1 + choices);
             Operand::workspace('w', access, DType::I32, count)
         };
-        let lists = vec![scratch(Access::Write), c];
+        let lists = vec![scratch(Access::Write), c, y];
         let lists = Launch::new("expert_lists", lists, WorkgroupCount::Groups(experts))
             .ints([experts])
             .can_fail();

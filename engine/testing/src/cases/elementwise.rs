@@ -184,6 +184,13 @@ fn binary(cases: &mut Cases) {
                 },
             );
         }
+        cases.add("skipped", Limit::Nmse(1e-7), |b| {
+            let x = b.input(F32, [width, used, tokens, 1], Recipe::UNIT)?;
+            let bias = b.input(F32, [width, experts, 1, 1], Recipe::UNIT)?;
+            let ids = Recipe::SkippedIds { limit: experts };
+            let ids = b.input(DType::I32, [used, tokens, 1, 1], ids)?;
+            b.graph.add_id(x, bias, ids)
+        });
     }
 }
 

@@ -206,6 +206,15 @@ fn experts(cases: &mut Cases) {
                 });
             }
         }
+        for (m, count, used, tokens) in [(9, 4, 3, 2), (33, 6, 4, 9), (70, 3, 2, 120)] {
+            cases.add("skipped", limit(dtype, DType::F32), |b| {
+                let w = b.weights(dtype, [k, m, count, 1], Recipe::UNIT)?;
+                let x = b.input(DType::F32, [k, used, tokens, 1], Recipe::UNIT)?;
+                let ids = Recipe::SkippedIds { limit: count };
+                let ids = b.input(DType::I32, [used, tokens, 1, 1], ids)?;
+                b.graph.mul_mat_id(w, x, ids)
+            });
+        }
         // The ids are the first columns of an argsort.
         cases.add("views", limit(dtype, DType::F32), |b| {
             let w = b.weights(dtype, [k, 12, 6, 1], Recipe::UNIT)?;

@@ -225,7 +225,9 @@ impl Collector {
             .map_err(CollectError::Here)?;
         for token in 0..chosen.shape()[1] {
             let of_token = self.reader.read(chosen, chosen_bytes, token)?.to_vec();
-            for (place, expert) in of_token.into_iter().enumerate() {
+            // The number -1 skips a product.
+            let chosen = of_token.into_iter().enumerate();
+            for (place, expert) in chosen.filter(|&(_, expert)| expert != -1.0) {
                 let expert = expert as usize;
                 let Some(count) = entry.counts.get_mut(expert) else {
                     return Err(CollectError::Here(format!(

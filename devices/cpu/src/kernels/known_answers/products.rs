@@ -64,4 +64,11 @@ fn products_with_selected_experts() {
     bench.write(ids, &[2, 0, 1, 2]);
     bench.run().unwrap();
     near(&bench.read(product), &[3., 1., 4., 7.]);
+    // The memory holds old results, which -1 must overwrite.
+    bench.write(ids, &[2, -1, -1, 0]);
+    bench.run().unwrap();
+    near(&bench.read(product), &[3., 0., 0., 3.]);
+    bench.write(ids, &[-1, -1, -1, -1]);
+    bench.run().unwrap();
+    near(&bench.read(product), &[0.; 4]);
 }
