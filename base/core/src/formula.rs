@@ -8,6 +8,7 @@
 mod image;
 mod recurrence;
 mod stream;
+mod windows;
 
 use crate::layout::{DIMS, Layout, Shape};
 use crate::op::{Op, OpKind, Triangle};
@@ -77,6 +78,11 @@ pub fn is_formula(kind: OpKind) -> bool {
             | OpKind::ConvTranspose2d
             | OpKind::Pool1d
             | OpKind::Pool2d
+            | OpKind::Pool2dBack
+            | OpKind::WinPart
+            | OpKind::WinUnpart
+            | OpKind::GetRelPos
+            | OpKind::AddRelPos
             | OpKind::Upscale
             | OpKind::PadCircular
             | OpKind::PadReflect1d
@@ -90,6 +96,7 @@ pub fn is_formula(kind: OpKind) -> bool {
             | OpKind::HyperComb
             | OpKind::HyperPre
             | OpKind::HyperPost
+            | OpKind::TopKMask
     )
 }
 
@@ -111,6 +118,7 @@ pub fn reads(op: &Op, shapes: &Shapes) -> f64 {
         Op::Im2ColBack { .. } => b[0] * b[1],
         Op::Col2Im1d { channels, .. } => a[0] / channels as f64,
         Op::Pool1d { kernel, .. } => a[0].min(kernel as f64),
+        Op::Pool2dBack { kernel, .. } => b[0].min(kernel[0] as f64) * b[1].min(kernel[1] as f64),
         Op::Pool2d { kernel, .. } => a[0].min(kernel[0] as f64) * a[1].min(kernel[1] as f64),
         Op::Upscale { .. } => (2.0 * a[0] / n0 + 2.0) * (2.0 * a[1] / n1 + 2.0),
         Op::RwkvWkv6 | Op::RwkvWkv7 | Op::GatedLinearAttn { .. } => 4.0 * a[0],
@@ -140,6 +148,8 @@ pub fn units(op: &Op, shapes: &Shapes) -> usize {
         Op::RwkvWkv6 | Op::RwkvWkv7 | Op::GatedLinearAttn { .. } => recurrence::units(op, shapes),
         Op::SolveTri => shapes.result[0] * n2 * n3,
         Op::HyperComb { .. } => n2,
+        Op::Pool2dBack { .. } => n2 * n3,
+        Op::TopKMask => n1 * n2 * n3,
         _ => n0.div_ceil(PART) * n1 * n2 * n3,
     }
 }
@@ -158,6 +168,8 @@ pub fn compute(op: &Op, shapes: &Shapes, unit: usize, x: &mut impl Elements) {
             recurrence::compute(op, shapes, unit, x);
         }
         Op::SolveTri => stream::solve(shapes, unit, x),
+        Op::Pool2dBack { .. } => image::pool_back(op, shapes, unit, x),
+        Op::TopKMask => stream::mask(shapes, row(shapes.result, unit), x),
         Op::HyperComb { eps, iterations } => stream::comb(unit, eps.into(), iterations, x),
         _ => {
             let n0 = shapes.result[0];
@@ -201,6 +213,9 @@ fn element(op: &Op, shapes: &Shapes, at: [usize; DIMS], x: &impl Elements) -> f6
             let frequency = (-(max_period as f64).ln() * (i0 % half) as f64 / half as f64).exp();
             let angle = x.get(0, [i1, 0, 0, 0]) * frequency;
             if i0 < half { angle.cos() } else { angle.sin() }
+        }
+        Op::WinPart { .. } | Op::WinUnpart { .. } | Op::GetRelPos | Op::AddRelPos => {
+            windows::element(op, shapes, at, x)
         }
         Op::LightningIndexer => stream::score(shapes, at, x),
         Op::HyperPre { scale, gated } => stream::pre(shapes, at, scale.into(), gated, x),

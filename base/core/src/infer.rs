@@ -178,6 +178,11 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
         | Op::ConvTranspose2d { .. }
         | Op::Pool1d { .. }
         | Op::Pool2d { .. }
+        | Op::Pool2dBack { .. }
+        | Op::WinPart { .. }
+        | Op::WinUnpart { .. }
+        | Op::GetRelPos
+        | Op::AddRelPos
         | Op::Upscale { .. }
         | Op::PadCircular { .. }
         | Op::PadReflect1d { .. }
@@ -190,7 +195,8 @@ pub fn infer(op: &Op, sources: &[Option<&Layout>]) -> Result<Layout> {
         | Op::LightningIndexer
         | Op::HyperComb { .. }
         | Op::HyperPre { .. }
-        | Op::HyperPost => formula::formula(c),
+        | Op::HyperPost
+        | Op::TopKMask => formula::formula(c),
     }
 }
 

@@ -134,6 +134,13 @@ conversions! {
     POOL_2D => Pool2d {
         pool: pool_at(0), kernel: Sizes([1, 2]), stride: Sizes([3, 4]), padding: Sizes([5, 6])
     };
+    POOL_2D_BACK => Pool2dBack {
+        pool: pool_at(0), kernel: Sizes([1, 2]), stride: Sizes([3, 4]), padding: Sizes([5, 6])
+    };
+    WIN_PART => WinPart { windows: Sizes([0, 1]), size: Size(2) };
+    WIN_UNPART => WinUnpart { size: Size(0), shape: ResultShape };
+    GET_REL_POS => GetRelPos;
+    ADD_REL_POS => AddRelPos;
     UPSCALE => Upscale {
         interpolation: Scaling, align_corners: Bit(0, 8), antialias: Bit(0, 9), shape: ResultShape
     };
@@ -148,6 +155,7 @@ conversions! {
     DSV4_HC_COMB => HyperComb { eps: Float(0), iterations: Size(1) };
     DSV4_HC_PRE => HyperPre { scale: Float(0), gated: Flag(1) };
     DSV4_HC_POST => HyperPost;
+    TOP_K_MASK => TopKMask;
     CROSS_ENTROPY_LOSS => CrossEntropyLoss;
     CROSS_ENTROPY_LOSS_BACK => CrossEntropyLossBack;
     OPT_STEP_ADAMW => OptStepAdamW;
@@ -189,7 +197,14 @@ pub fn decode(tensor: &Description) -> Result<Op, UnsupportedConversion> {
     if tensor.op == op::ADD1 {
         return Ok(Op::Add); // one element, which repeats
     }
-    read(tensor)
+    match tensor.op {
+        op::MAP_CUSTOM1..=op::CUSTOM => {
+            Err("the operation calls a function of its program, which samite cannot receive".into())
+        }
+        // Its result differs from samite's operation of that name.
+        op::FLASH_ATTN_BACK => Err("ggml's gradient of attention is not known".into()),
+        _ => read(tensor),
+    }
 }
 
 #[cfg(test)]
@@ -328,6 +343,23 @@ mod tests {
                 stride: [4, 5],
                 padding: [6, 7],
             },
+            Op::Pool2dBack {
+                pool: Pool::Mean,
+                kernel: [2, 3],
+                stride: [4, 5],
+                padding: [6, 7],
+            },
+            Op::WinPart {
+                windows: [2, 3],
+                size: 14,
+            },
+            Op::WinUnpart {
+                size: 14,
+                shape: [6, 5, 4, 3],
+            },
+            Op::GetRelPos,
+            Op::AddRelPos,
+            Op::TopKMask,
             Op::Upscale {
                 interpolation: Interpolation::Bilinear,
                 align_corners: false,
@@ -515,9 +547,22 @@ mod tests {
     #[test]
     fn unknown_operations_are_refused_with_reasons() {
         let mut tensor = Description::default();
-        for number in [62, 75, 78, op::COUNT, u32::MAX] {
+        for number in [op::FLASH_ATTN_BACK, op::COUNT, u32::MAX] {
             tensor.op = number;
             assert!(decode(&tensor).unwrap_err().contains("not known"));
+        }
+        for number in [
+            op::MAP_CUSTOM1,
+            op::MAP_CUSTOM2,
+            op::MAP_CUSTOM3,
+            op::CUSTOM,
+        ] {
+            tensor.op = number;
+            assert!(
+                decode(&tensor)
+                    .unwrap_err()
+                    .contains("function of its program")
+            );
         }
         let refused = |number: u32, at: usize, value: i32| {
             let mut tensor = Description {

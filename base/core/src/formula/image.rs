@@ -26,6 +26,53 @@ fn pooled(o: usize, stride: usize, padding: usize, kernel: usize, extent: usize)
     first.saturating_sub(padding)..(first + kernel).saturating_sub(padding).min(extent)
 }
 
+/// Computes the gradient of pooling one plane.
+pub fn pool_back(op: &Op, shapes: &Shapes, unit: usize, x: &mut impl Elements) {
+    let Op::Pool2dBack {
+        pool,
+        kernel,
+        stride,
+        padding,
+    } = *op
+    else {
+        return;
+    };
+    let [n0, n1, n2, _] = shapes.result;
+    let (i2, i3) = (unit % n2, unit / n2);
+    for i1 in 0..n1 {
+        (0..n0).for_each(|i0| x.put([i0, i1, i2, i3], 0.0));
+    }
+    let [width, height, ..] = shapes.sources[0];
+    for (o1, o0) in (0..height).flat_map(|o1| (0..width).map(move |o0| (o1, o0))) {
+        let columns = pooled(o0, stride[0], padding[0], kernel[0], n0);
+        let rows = pooled(o1, stride[1], padding[1], kernel[1], n1);
+        let inside = rows.flat_map(|h| columns.clone().map(move |w| [w, h, i2, i3]));
+        let gradient = x.get(0, [o0, o1, i2, i3]);
+        match pool {
+            Pool::Mean => {
+                let share = gradient / (kernel[0] * kernel[1]) as f64;
+                inside.for_each(|at| add(x, at, share));
+            }
+            Pool::Max => {
+                let (mut largest, mut place) = (f64::from(f32::MIN), None);
+                for at in inside {
+                    let value = x.get(1, at);
+                    if value > largest {
+                        (largest, place) = (value, Some(at));
+                    }
+                }
+                place.into_iter().for_each(|at| add(x, at, gradient));
+            }
+        }
+    }
+}
+
+/// Adds to an element that the unit wrote.
+fn add(x: &mut impl Elements, at: [usize; 4], value: f64) {
+    let sum = x.written(at) + value;
+    x.put(at, sum);
+}
+
 /// Returns element `at` of the result.
 pub fn element(op: &Op, shapes: &Shapes, at: [usize; 4], x: &impl Elements) -> f64 {
     let [i0, i1, i2, i3] = at;

@@ -1,6 +1,7 @@
 //! Operations on columns, tokens and residual streams.
 
 use super::{Elements, Shapes};
+use crate::layout::Shape;
 
 /// Computes one column of `A⁻¹ B`, from the top down.
 pub fn solve(shapes: &Shapes, unit: usize, x: &mut impl Elements) {
@@ -27,6 +28,49 @@ pub fn score(shapes: &Shapes, [key, token, _, batch]: [usize; 4], x: &impl Eleme
         })
         .sum();
     sum + x.get(3, [key, token, 0, batch % masks])
+}
+
+/// Computes one row of the mask of sparse attention.
+pub fn mask(shapes: &Shapes, [i1, i2, i3]: [usize; 3], x: &mut impl Elements) {
+    let [mask, picks, scores, blocks, more] = std::array::from_fn(|index| {
+        let shape: Shape = shapes.sources[index];
+        (shape != [0; 4]).then_some(shape)
+    });
+    let cells = shapes.result[0];
+    for cell in 0..cells {
+        x.put([cell, i1, i2, i3], f64::NEG_INFINITY);
+    }
+    let from = mask.map_or([0; 3], |[_, n1, n2, n3]| [i1 % n1, i2 % n2, i3 % n3]);
+    // Numbers below 2^31 are exact.
+    let index =
+        |value: f64, limit: usize| (value >= 0.0 && value < limit as f64).then_some(value as usize);
+    let keep = |x: &mut _, value: f64| {
+        if let Some(cell) = index(value, cells) {
+            let value = Elements::get(x, 0, [cell, from[0], from[1], from[2]]);
+            Elements::put(x, [cell, i1, i2, i3], value);
+        }
+    };
+    let limit = match (blocks, scores) {
+        (Some(blocks), _) => blocks[1],
+        (None, Some(scores)) => scores[0],
+        (None, None) => cells,
+    };
+    for i in 0..picks.map_or(0, |shape| shape[0]) {
+        let Some(pick) = index(x.get(1, [i, i1, i2, i3]), limit) else {
+            continue;
+        };
+        let is_dead = |score: f64| score.is_nan() || score == f64::NEG_INFINITY;
+        if scores.is_some() && is_dead(x.get(2, [pick, i1, i2, i3])) {
+            continue;
+        }
+        match blocks {
+            Some(blocks) => (0..blocks[0]).for_each(|b| keep(x, x.get(3, [b, pick, 0, 0]))),
+            None => keep(x, pick as f64),
+        }
+    }
+    for i in 0..more.map_or(0, |shape| shape[0]) {
+        keep(x, x.get(4, [i, i1, i2, i3]));
+    }
 }
 
 /// Number of residual streams that are mixed.

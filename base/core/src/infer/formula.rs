@@ -162,6 +162,54 @@ pub(super) fn formula(c: &Check<'_>) -> Result<Layout> {
             }
             c.result(DType::F32, [n, streams, tokens, 1])
         }
+        Op::TopKMask => top_k_mask(c),
+        Op::WinPart { windows, size } => {
+            c.all_f32(0..1)?;
+            let [channels, width, height, one] = c.source(0)?.shape();
+            c.ensure(
+                one == 1 && size > 0,
+                "there are several images, or no window",
+            )?;
+            c.ensure(
+                windows == [width.div_ceil(size), height.div_ceil(size)],
+                "the windows do not cover the image",
+            )?;
+            let count = windows[0].checked_mul(windows[1]);
+            let count = count.ok_or_else(|| c.error("the result is too large"))?;
+            c.result(DType::F32, [channels, size, size, count])
+        }
+        Op::WinUnpart { size, shape } => {
+            c.all_f32(0..1)?;
+            let [channels, width, height, one] = shape;
+            c.ensure(
+                one == 1 && size > 0,
+                "there are several images, or no window",
+            )?;
+            let count = width.div_ceil(size).checked_mul(height.div_ceil(size));
+            let count = count.ok_or_else(|| c.error("the result is too large"))?;
+            c.shaped(0, [channels, size, size, count])?;
+            c.result(DType::F32, shape)
+        }
+        Op::GetRelPos => {
+            c.is(0, "the embeddings", &[DType::F16])?;
+            let [n, rows, n2, n3] = c.source(0)?.shape();
+            c.ensure(
+                rows % 2 == 1 && [n2, n3] == [1, 1],
+                "there is an even number of rows, or more than one matrix",
+            )?;
+            c.result(DType::F16, [n, rows / 2 + 1, rows / 2 + 1, 1])
+        }
+        Op::AddRelPos => {
+            c.all_f32(0..3)?;
+            let [length, columns, rows, batch] = c.source(1)?.shape();
+            c.shaped(2, c.source(1)?.shape())?;
+            let (keys, queries) = (length.checked_mul(length), columns.checked_mul(rows));
+            let (keys, queries) = keys
+                .zip(queries)
+                .ok_or_else(|| c.error("the scores are too many"))?;
+            c.shaped(0, [keys, queries, batch, 1])?;
+            c.like(c.source(0)?)
+        }
         Op::RwkvWkv6 => recurrence(c, 5, Some(3)),
         Op::RwkvWkv7 => recurrence(c, 6, None),
         Op::GatedLinearAttn { .. } => recurrence(c, 4, None),
@@ -218,6 +266,40 @@ fn indexer(c: &Check<'_>) -> Result<Layout> {
         "the mask does not fit",
     )?;
     c.result(DType::F32, [kv, tokens, 1, batch])
+}
+
+fn top_k_mask(c: &Check<'_>) -> Result<Layout> {
+    c.is(0, "the mask", &[DType::F32, DType::F16])?;
+    let (mask, picks) = (c.source(0)?, c.source(1)?);
+    let [_, rows @ ..] = picks.shape();
+    let [cells, masks @ ..] = mask.shape();
+    let repeats = |(&rows, &masks): (&usize, &usize)| masks > 0 && rows.is_multiple_of(masks);
+    c.ensure(
+        rows.iter().zip(&masks).all(repeats),
+        "the mask does not repeat over the picks",
+    )?;
+    c.is(2, "the scores", &[DType::F32])?;
+    for index in [1, 3, 4] {
+        c.is(index, "the numbers of picks and cells", &[DType::I32])?;
+    }
+    for index in [2, 4] {
+        let is_like = |source: &Layout| source.shape()[1..] == rows;
+        c.ensure(
+            c.optional(index).is_none_or(is_like),
+            format_args!("source {index} has other rows than the picks"),
+        )?;
+    }
+    if let Some(blocks) = c.optional(3) {
+        let [_, count, n2, n3] = blocks.shape();
+        c.ensure(
+            [n2, n3] == [1, 1]
+                && c.optional(2)
+                    .is_none_or(|scores| scores.shape()[0] == count),
+            "there is not one list of cells for each pick",
+        )?;
+    }
+    let [n1, n2, n3] = rows;
+    c.result(mask.dtype(), [cells, n1, n2, n3])
 }
 
 /// Checks queries, keys and so on, and the matrices in source `state`. Source `bonus` has no token
@@ -406,6 +488,19 @@ fn image(c: &Check<'_>) -> Result<Layout> {
             let width = pool_places(c, n0, kernel[0], stride[0], padding[0])?;
             let height = pool_places(c, n1, kernel[1], stride[1], padding[1])?;
             c.result(DType::F32, [width, height, n2, n3])
+        }
+        Op::Pool2dBack {
+            kernel,
+            stride,
+            padding,
+            ..
+        } => {
+            c.all_f32(0..2)?;
+            let shape @ [n0, n1, n2, n3] = c.source(1)?.shape();
+            let width = pool_places(c, n0, kernel[0], stride[0], padding[0])?;
+            let height = pool_places(c, n1, kernel[1], stride[1], padding[1])?;
+            c.shaped(0, [width, height, n2, n3])?;
+            c.result(DType::F32, shape)
         }
         _ => c.like(c.source(0)?),
     }

@@ -392,3 +392,55 @@ fn elementwise_operations_check_types_and_shapes() {
     assert!(err(Op::Add, &[&f(&[4]), &f(&[3])]).contains("repeat"));
     assert_eq!(ok(Op::Add, &[&f(&[4, 6]), &f(&[2, 3])]), f(&[4, 6]));
 }
+
+#[test]
+fn masks_of_sparse_attention_have_the_rows_of_their_picks() {
+    let i = |extents: &[usize]| t(DType::I32, extents);
+    let (mask, top) = (t(DType::F16, &[37, 5, 1, 2]), i(&[6, 5, 3, 2]));
+    let infer_mask = |sources: [Option<&Layout>; 5]| infer(&Op::TopKMask, &sources);
+    let given = |scores, blocks, more| infer_mask([Some(&mask), Some(&top), scores, blocks, more]);
+    let result = t(DType::F16, &[37, 5, 3, 2]);
+    assert_eq!(given(None, None, None).unwrap(), result);
+    let (scores, blocks, more) = (f(&[9, 5, 3, 2]), i(&[4, 9]), i(&[1, 5, 3, 2]));
+    assert_eq!(
+        given(Some(&scores), Some(&blocks), Some(&more)).unwrap(),
+        result
+    );
+    let failed = |result: Result<Layout>| result.unwrap_err().to_string();
+    let (low, few, floats) = (f(&[9, 5, 3]), i(&[4, 8]), f(&[4, 9]));
+    let short = i(&[1, 5]);
+    assert!(failed(given(Some(&low), None, None)).contains("source 2"));
+    assert!(failed(given(None, None, Some(&short))).contains("source 4"));
+    assert!(failed(given(Some(&scores), Some(&few), None)).contains("each pick"));
+    assert!(failed(given(None, Some(&floats), None)).contains("f32"));
+    let tall = f(&[37, 4]);
+    assert!(err(Op::TopKMask, &[&tall, &top]).contains("repeat"));
+    assert!(err(Op::TopKMask, &[&i(&[37]), &top]).contains("i32"));
+}
+
+#[test]
+fn windows_cover_an_image() {
+    let (image, parts) = (f(&[3, 5, 7]), f(&[3, 3, 3, 6]));
+    let part = |windows, size| Op::WinPart { windows, size };
+    assert_eq!(ok(part([2, 3], 3), &[&image]), parts);
+    assert!(err(part([2, 2], 3), &[&image]).contains("cover"));
+    assert!(err(part([2, 3], 0), &[&image]).contains("no window"));
+    let join = |shape| Op::WinUnpart { size: 3, shape };
+    assert_eq!(ok(join([3, 5, 7, 1]), &[&parts]), image);
+    assert!(err(join([3, 7, 7, 1]), &[&parts]).contains("source 0"));
+    let embeddings = t(DType::F16, &[8, 7]);
+    assert_eq!(ok(Op::GetRelPos, &[&embeddings]), t(DType::F16, &[8, 4, 4]));
+    assert!(err(Op::GetRelPos, &[&t(DType::F16, &[8, 6])]).contains("even"));
+    let (scores, each) = (f(&[16, 6, 2]), f(&[4, 2, 3, 2]));
+    assert_eq!(ok(Op::AddRelPos, &[&scores, &each, &each]), scores);
+    assert!(err(Op::AddRelPos, &[&scores, &each, &f(&[4, 3, 2, 2])]).contains("source 2"));
+    assert!(err(Op::AddRelPos, &[&f(&[16, 5, 2]), &each, &each]).contains("source 0"));
+    let back = Op::Pool2dBack {
+        pool: crate::op::Pool::Max,
+        kernel: [2, 2],
+        stride: [2, 1],
+        padding: [0, 1],
+    };
+    assert_eq!(ok(back, &[&f(&[1, 6, 7]), &image]), image);
+    assert!(err(back, &[&f(&[1, 5, 7]), &image]).contains("source 0"));
+}

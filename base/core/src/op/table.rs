@@ -533,6 +533,46 @@ operations! {
         padding: [usize; 2],
     } => { name: "pool_2d", sources: 1 };
 
+    /// The gradient of [`Pool2d`](Op::Pool2d): source 0 is the gradient of its result, source 1 its
+    /// operand: f32, with the shape of source 1. The gradient of a maximum goes to the first of
+    /// equals.
+    Pool2dBack {
+        /// Value of the forward operation.
+        pool: Pool,
+        /// Value of the forward operation.
+        kernel: [usize; 2],
+        /// Value of the forward operation.
+        stride: [usize; 2],
+        /// Value of the forward operation.
+        padding: [usize; 2],
+    } => { name: "pool_2d_back", sources: 2 };
+
+    /// Image f32 `[c, w, h]`, padded with zeros, in square windows, ordered by row of windows: f32
+    /// `[c, size, size, windows]`.
+    WinPart {
+        /// Windows per row, and rows of windows.
+        windows: [usize; 2],
+        /// Extent of a window.
+        size: usize,
+    } => { name: "win_part", sources: 1 };
+
+    /// Image joined from the windows of [`WinPart`](Op::WinPart), without the padding: f32.
+    WinUnpart {
+        /// Extent of a window.
+        size: usize,
+        /// Shape of the image, `[c, w, h, 1]`.
+        shape: Shape,
+    } => { name: "win_unpart", sources: 1 };
+
+    /// Relative position embeddings f16 `[n, 2 l - 1]` of each pair of positions: row `(k, q)` of
+    /// the result is row `l - 1 - k + q`: f16 `[n, l, l]`.
+    GetRelPos => { name: "get_rel_pos", sources: 1 };
+
+    /// Attention scores f32 `[l · l, w · h, batch]` (source 0) over an image of `l` by `l` keys,
+    /// plus the scores of each key's column (source 1) and row (source 2), both f32 `[l, w, h,
+    /// batch]`.
+    AddRelPos => { name: "add_rel_pos", sources: 3, may_overwrite: &[0] };
+
     /// Source 0 scaled to `shape`. f32.
     Upscale {
         /// Interpolation between elements.
@@ -632,6 +672,14 @@ operations! {
     /// plus the streams mixed by optional source 3, f32 `[to, from, tokens]`, or plus itself
     /// without source 3.
     HyperPost => { name: "dsv4_hc_post", sources: 3, optional: 1 };
+
+    /// Mask of sparse attention: the elements of source 0 (f32 or f16 `[kv, m1, m2, m3]`) that are
+    /// selected, minus infinity elsewhere: `[kv, n1, n2, n3]`. Source 0 repeats over the rows of
+    /// source 1, i32 `[k, n1, n2, n3]`, the picks of each row. Optional source 2: f32 `[picks, n1,
+    /// n2, n3]`, where a pick with minus infinity or NaN counts for nothing. Optional source 3: i32
+    /// `[b, picks]`, the cells of each pick, which is a cell itself otherwise. Optional source 4:
+    /// i32 `[e, n1, n2, n3]`, more cells. Numbers out of range select nothing.
+    TopKMask => { name: "top_k_mask", sources: 2, optional: 3 };
 
     /// Element-wise function.
     Unary(function: Unary) => { name: "unary", sources: 1, may_overwrite: &[0] };

@@ -14,6 +14,8 @@ pub fn add(cases: &mut Cases) {
     images(cases);
     recurrences(cases);
     streams(cases);
+    relative_positions(cases);
+    masks(cases);
 }
 
 /// Adds a case of one operation on f32 inputs of these shapes.
@@ -223,6 +225,15 @@ fn images(cases: &mut Cases) {
                 };
                 typed(cases, plane, dtype, &[[11, 6, 2, 2]]);
             }
+            let shape = [11, 6, 2, 2];
+            let width = (11 + 2 * padding - kernel) / stride + 1;
+            let back = Op::Pool2dBack {
+                pool,
+                kernel: [kernel, 2],
+                stride: [stride, 1],
+                padding: [padding, 1],
+            };
+            plain(cases, back, &[[width, 7, 2, 2], shape]);
         }
     }
     for interpolation in [
@@ -263,6 +274,62 @@ fn images(cases: &mut Cases) {
         shift: [3, 0, 1, 1],
     };
     plain(cases, roll, &[[5, 4, 3, 2]]);
+}
+
+fn relative_positions(cases: &mut Cases) {
+    for (windows, size, shape) in [([3, 2], 3, [5, 7, 6, 1]), ([1, 1], 14, [17, 2, 9, 1])] {
+        plain(cases, Op::WinPart { windows, size }, &[shape]);
+        let parts = [shape[0], size, size, windows[0] * windows[1]];
+        plain(cases, Op::WinUnpart { size, shape }, &[parts]);
+    }
+    for length in [1, 6] {
+        typed(
+            cases,
+            Op::GetRelPos,
+            DType::F16,
+            &[[17, 2 * length - 1, 1, 1]],
+        );
+        let scores = [length, 3, 4, 2];
+        plain(
+            cases,
+            Op::AddRelPos,
+            &[[length * length, 12, 2, 1], scores, scores],
+        );
+    }
+}
+
+fn masks(cases: &mut Cases) {
+    let cells = 37;
+    for dtype in [DType::F32, DType::F16] {
+        for (scores, blocks, more) in [
+            (None, None, None),
+            (Some(40), None, None),
+            (None, Some(9), Some(3)),
+            (Some(9), Some(9), Some(1)),
+        ] {
+            cases.add("", Limit::Exact, |b| {
+                let ids = |limit| Recipe::SkippedIds { limit };
+                let mask = b.input(dtype, [cells, 5, 1, 2], Recipe::Mask)?;
+                // Some numbers are too large.
+                let limit = blocks.or(scores).unwrap_or(cells) + 2;
+                let top = b.input(DType::I32, [6, 5, 3, 2], ids(limit))?;
+                let mut sources = vec![Some(mask), Some(top)];
+                sources.push(match scores {
+                    Some(picks) => Some(b.input(DType::F32, [picks, 5, 3, 2], Recipe::Mask)?),
+                    None => None,
+                });
+                sources.push(match blocks {
+                    Some(picks) => Some(b.input(DType::I32, [4, picks, 1, 1], ids(cells + 2))?),
+                    None => None,
+                });
+                sources.push(match more {
+                    Some(count) => Some(b.input(DType::I32, [count, 5, 3, 2], ids(cells))?),
+                    None => None,
+                });
+                b.graph.push(Op::TopKMask, &sources)
+            });
+        }
+    }
 }
 
 fn recurrences(cases: &mut Cases) {
