@@ -54,13 +54,14 @@ pub enum DType {
     NVFP4 = 40,
     Q1_0 = 41,
     Q2_0 = 42,
+    F8_E4M3 = 43,
 }
 
 /// Name, elements per block and bytes per block of one type.
 struct Row(DType, &'static str, usize, usize);
 
 /// Every type, in the order of ggml's numbering.
-const TABLE: [Row; 35] = {
+const TABLE: [Row; 36] = {
     use DType::*;
     [
         Row(F32, "f32", 1, 4),
@@ -98,6 +99,7 @@ const TABLE: [Row; 35] = {
         Row(NVFP4, "nvfp4", 64, 36),
         Row(Q1_0, "q1_0", 128, 18),
         Row(Q2_0, "q2_0", 64, 18),
+        Row(F8_E4M3, "f8_e4m3", 1, 1),
     ]
 };
 
@@ -108,8 +110,8 @@ impl DType {
     }
 
     fn row(self) -> &'static Row {
-        const INDEX: [u8; 43] = {
-            let mut index = [u8::MAX; 43];
+        const INDEX: [u8; 44] = {
+            let mut index = [u8::MAX; 44];
             let mut i = 0;
             while i < TABLE.len() {
                 index[TABLE[i].0 as usize] = i as u8;
@@ -159,9 +161,12 @@ impl DType {
         self.block_len() > 1
     }
 
-    /// Returns whether this is F32, F16, BF16 or F64.
+    /// Returns whether this is F32, F16, BF16, F8 or F64.
     pub fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)
+        matches!(
+            self,
+            DType::F32 | DType::F16 | DType::BF16 | DType::F8_E4M3 | DType::F64
+        )
     }
 
     /// Returns whether this is one of the integer types.
@@ -206,8 +211,8 @@ mod tests {
             assert_eq!(DType::from_id(dtype.id()), Some(dtype));
             assert_eq!(DType::from_name(&dtype.name().to_uppercase()), Some(dtype));
         }
-        assert_eq!(DType::all().count(), 35);
-        for hole in [4, 5, 31, 32, 33, 36, 37, 38, 43, u32::MAX] {
+        assert_eq!(DType::all().count(), 36);
+        for hole in [4, 5, 31, 32, 33, 36, 37, 38, 44, u32::MAX] {
             assert_eq!(DType::from_id(hole), None);
         }
     }

@@ -274,7 +274,7 @@ fn bad_tensor_types_are_refused() {
             "removed",
         );
     }
-    for unknown in [43, 1000, i32::MIN as u32, -1i32 as u32] {
+    for unknown in [44, 1000, i32::MIN as u32, -1i32 as u32] {
         refused(
             &one_tensor(&[32], unknown),
             Corrupt,

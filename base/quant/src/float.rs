@@ -1,4 +1,4 @@
-//! F32, F16, BF16 and F64 rows and numbers.
+//! F32, F16, BF16, F8 and F64 rows and numbers.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -45,6 +45,64 @@ pub fn f32_to_bf16(x: f32) -> u16 {
         // Adds just below half of the last place, plus the last bit that stays: a tie rounds up if
         // that bit is odd.
         ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+    }
+}
+
+/// Number of each code: a sign, four bits of exponent with bias 7, and three bits of mantissa, as
+/// the OCP 8-bit floating point specification defines E4M3.
+const F8_E4M3: [f32; 256] = {
+    let mut numbers = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        let (sign, magnitude) = ((code as u32 & 0x80) << 24, code as u32 & 0x7f);
+        let magnitude = match magnitude {
+            0..8 => magnitude as f32 / 512.0,
+            0x7f => f32::NAN,
+            _ => f32::from_bits((magnitude << 20) + (120 << 23)),
+        };
+        numbers[code] = f32::from_bits(magnitude.to_bits() | sign);
+        code += 1;
+    }
+    numbers
+};
+
+/// Returns the number with this E4M3 code.
+#[inline]
+pub fn f8_e4m3_to_f32(code: u8) -> f32 {
+    F8_E4M3[usize::from(code)]
+}
+
+/// Returns the code of the nearest E4M3 number, ties to even. Too large numbers become the largest
+/// one, 448, and every NaN the code 0x7f.
+#[inline]
+pub fn f32_to_f8_e4m3(x: f32) -> u8 {
+    if x.is_nan() {
+        return 0x7f;
+    }
+    let sign = (x.to_bits() >> 24) as u8 & 0x80;
+    let magnitude = x.abs().min(448.0);
+    let code = if magnitude < f32::powi(2.0, -6) {
+        // The last place of the sum is that of the numbers below the smallest normal one, 2^-9.
+        (magnitude + 16_384.0)
+            .to_bits()
+            .wrapping_sub(16_384.0_f32.to_bits())
+    } else {
+        let bits = magnitude.to_bits();
+        // Adds just below half of the last place, plus the last bit that stays.
+        ((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)
+    };
+    sign | code as u8
+}
+
+pub(crate) fn decode_f8_e4m3(bytes: &[u8], out: &mut [f32]) {
+    for (code, out) in bytes.iter().zip(out) {
+        *out = f8_e4m3_to_f32(*code);
+    }
+}
+
+pub(crate) fn encode_f8_e4m3(src: &[f32], out: &mut [u8]) {
+    for (x, code) in src.iter().zip(out) {
+        *code = f32_to_f8_e4m3(*x);
     }
 }
 
@@ -152,6 +210,56 @@ mod tests {
             (0..3).for_each(|i| check(tie.to_bits() + i - 1));
         }
         (0..=u32::MAX).step_by(4_001 * SPARSER).for_each(check);
+    }
+
+    /// Computes the number of a code from the definition.
+    fn e4m3(code: u8) -> f64 {
+        let (exponent, mantissa) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+        let magnitude = match (exponent, code & 7) {
+            (15, 7) => f64::NAN,
+            (0, _) => mantissa / 8.0 * 2f64.powi(-6),
+            _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
+        };
+        if code < 128 { magnitude } else { -magnitude }
+    }
+
+    #[test]
+    fn every_f8_code_is_decoded_and_encoded() {
+        for code in 0..=u8::MAX {
+            let (got, expected) = (f8_e4m3_to_f32(code), e4m3(code));
+            if expected.is_nan() {
+                assert!(got.is_nan() && code & 0x7f == 0x7f);
+                assert_eq!(f32_to_f8_e4m3(got), 0x7f);
+                continue;
+            }
+            assert_eq!(f64::from(got).to_bits(), expected.to_bits(), "{code:#04x}");
+            assert_eq!(f32_to_f8_e4m3(got), code);
+        }
+        assert_eq!((e4m3(0x7e), e4m3(0x01)), (448.0, 0.001_953_125));
+    }
+
+    #[test]
+    fn f8_conversion_rounds_to_nearest_even_and_saturates() {
+        for code in 0..0x7e_u8 {
+            let middle = ((e4m3(code) + e4m3(code + 1)) / 2.0) as f32;
+            let even = code + (code & 1);
+            for (x, expected) in [
+                (middle.next_down(), code),
+                (middle, even),
+                (middle.next_up(), code + 1),
+            ] {
+                assert_eq!(f32_to_f8_e4m3(x), expected, "{x:e}");
+                assert_eq!(f32_to_f8_e4m3(-x), expected | 0x80, "{x:e}");
+            }
+        }
+        for x in [448.0, 460.0, 464.1, 1e30, f32::MAX, f32::INFINITY] {
+            assert_eq!([x, -x].map(f32_to_f8_e4m3), [0x7e, 0xfe], "{x:e}");
+        }
+        assert_eq!(
+            [0.0, -0.0, 1e-40, -1e-40].map(f32_to_f8_e4m3),
+            [0, 0x80, 0, 0x80]
+        );
+        assert_eq!([f32::NAN, -f32::NAN].map(f32_to_f8_e4m3), [0x7f; 2]);
     }
 
     #[test]

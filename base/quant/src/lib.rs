@@ -54,8 +54,8 @@
 //! are the coordinates of a grid point: the sets of points are in [`grids`], and [`Codebook`] is
 //! the common interface of their types.
 //!
-//! In addition, [`decode_row`] reads F32, F16, BF16 and F64, and [`encode_row`] writes F32, F16 and
-//! BF16. Only [`quantize_row`] encodes the IQ1, IQ2 and IQ3 types: choosing points is slow, and
+//! In addition, [`decode_row`] reads F32, F16, BF16, F8 and F64, and [`encode_row`] writes F32, F16,
+//! BF16 and F8. Only [`quantize_row`] encodes the IQ1, IQ2 and IQ3 types: choosing points is slow, and
 //! weighted by what a model computes on sample texts.
 //!
 //! The formats are defined by `ggml-common.h` (layouts) and `ggml-quants.c` (meaning) of the ggml
@@ -86,7 +86,7 @@ mod values;
 
 pub use blocks::{Block, Decode, Encode, blocks_of, blocks_of_mut};
 pub use codebook::Codebook;
-pub use float::{f32_to_bf16, f32_to_f16};
+pub use float::{f8_e4m3_to_f32, f32_to_bf16, f32_to_f8_e4m3, f32_to_f16};
 pub use quantize::{Quantize, can_quantize, needs_importance, quantize_row};
 pub use random::random_row;
 pub use row::{can_decode, can_encode, decode_row, encode_row};

@@ -65,7 +65,7 @@ fn encodes_byte_for_byte_as_ggml() {
         }
         seen += 1;
     }
-    assert_eq!(seen, 22);
+    assert_eq!(seen, 23);
 }
 
 #[test]

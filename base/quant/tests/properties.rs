@@ -29,10 +29,11 @@ fn relative_error(x: &[f32], y: &[f32]) -> f64 {
 
 /// Every type that can be encoded, with the largest [`relative_error`] of a row of evenly
 /// distributed numbers.
-const LIMITS: [(DType, f64); 23] = [
+const LIMITS: [(DType, f64); 24] = [
     (DType::F32, 0.0),
     (DType::F16, 0.00025),
     (DType::BF16, 0.002),
+    (DType::F8_E4M3, 0.032),
     (DType::Q4_0, 0.085),
     (DType::Q4_1, 0.078),
     (DType::Q5_0, 0.041),
@@ -173,7 +174,7 @@ proptest! {
         // Types that keep their largest magnitude, so that the scale is found again.
         let x: Vec<f32> = x.iter().map(|v| v * 2f32.powi(exponent)).collect();
         for dtype in [
-            DType::F32, DType::F16, DType::BF16, DType::Q4_0, DType::Q5_0, DType::Q8_0,
+            DType::F32, DType::F16, DType::BF16, DType::F8_E4M3, DType::Q4_0, DType::Q5_0, DType::Q8_0,
             DType::MXFP4, DType::TQ1_0, DType::TQ2_0,
         ] {
             let once = encode(dtype, &x);

@@ -159,6 +159,7 @@ fn copies(op: &Op) -> bool {
 fn converts(from: DType, to: DType) -> bool {
     let small = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     from == to
+        || (small(from) && to == DType::F8_E4M3 || from == DType::F8_E4M3 && small(to))
         || (small(from) && (small(to) || to.is_quantized()))
         || (from == DType::F32 && to == DType::I32)
         || (to == DType::F32 && (from == DType::I32 || from.is_quantized()))

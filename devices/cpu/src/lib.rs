@@ -39,6 +39,7 @@
 //! | TQ1_0, TQ2_0 | `packed/formats/ternary.rs` | `unpacked/x86/ternary.rs` | `unpacked/neon.rs` |
 //! | Q1_0, Q2_0 | not packed | `unpacked/x86/bits.rs` | `unpacked/neon.rs` |
 //! | F32, F16, BF16 | `simd/float.rs` | `simd/float.rs` | `simd/float.rs` |
+//! | F8_E4M3 | not packed | `base/quant/src/float.rs` | `base/quant/src/float.rs` |
 //!
 //! To find the code for an instruction set and a number of columns (tokens), use this one:
 //!

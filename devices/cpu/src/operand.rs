@@ -220,6 +220,11 @@ impl Operand {
                         *x = f32::from_bits(u32::from(*first.add(i * stride).cast::<u16>()) << 16);
                     }
                 }
+                DType::F8_E4M3 if !dense => {
+                    for (i, x) in out.iter_mut().enumerate() {
+                        *x = samite_quant::f8_e4m3_to_f32(*first.add(i * stride));
+                    }
+                }
                 DType::F64 if !dense => {
                     for (i, x) in out.iter_mut().enumerate() {
                         *x = *first.add(i * stride).cast::<f64>() as f32;
@@ -276,6 +281,11 @@ impl Operand {
                 DType::BF16 if !dense => {
                     for (i, x) in from.iter().enumerate() {
                         *first.add(i * stride).cast::<u16>() = samite_quant::f32_to_bf16(*x);
+                    }
+                }
+                DType::F8_E4M3 if !dense => {
+                    for (i, x) in from.iter().enumerate() {
+                        *first.add(i * stride) = samite_quant::f32_to_f8_e4m3(*x);
                     }
                 }
                 _ => {
@@ -336,7 +346,8 @@ pub(crate) fn alignment(dtype: DType) -> usize {
     match dtype {
         DType::F64 | DType::I64 => 8,
         DType::F32 | DType::I32 | DType::Q8_K => 4,
-        DType::I8 | DType::MXFP4 | DType::NVFP4 | DType::IQ1_M | DType::Q1_0 | DType::Q2_0 => 1,
+        DType::I8 | DType::F8_E4M3 => 1,
+        DType::MXFP4 | DType::NVFP4 | DType::IQ1_M | DType::Q1_0 | DType::Q2_0 => 1,
         _ => 2,
     }
 }

@@ -3,7 +3,9 @@
 use crate::buffer::{float64, memory};
 use crate::float64::Float64;
 use samite_core::{DIMS, DType, Error, Layout, Result, Shape, TensorRef};
-use samite_quant::{can_decode, can_encode, decode_row, encode_row, f32_to_bf16, f32_to_f16};
+use samite_quant::{
+    can_decode, can_encode, decode_row, encode_row, f32_to_bf16, f32_to_f8_e4m3, f32_to_f16,
+};
 
 /// Returns an empty list with memory for `count` elements, which may fail.
 ///
@@ -302,6 +304,7 @@ pub(crate) fn encode(dtype: DType, n0: usize, values: &[f64]) -> Result<Vec<u8>>
             2 * count,
             numbers.flat_map(|&v| f32_to_bf16(to_odd(v)).to_le_bytes()),
         ),
+        DType::F8_E4M3 => gathered(count, numbers.map(|&v| f32_to_f8_e4m3(to_odd(v)))),
         _ => {
             let row_bytes = dtype.row_bytes(n0)?;
             let mut bytes = room(count / n0.max(1) * row_bytes)?;
@@ -355,6 +358,8 @@ mod tests {
             encode(DType::BF16, 1, &[above]).unwrap(),
             0x3f81u16.to_le_bytes()
         );
+        let above = 1.0 + 2f64.powi(-4) + 2f64.powi(-40);
+        assert_eq!(encode(DType::F8_E4M3, 1, &[above]).unwrap(), [0x39]);
     }
 
     #[test]

@@ -221,7 +221,7 @@ impl Stream for WrongStream {
             PlantedBug::Overrun => result
                 .buffer
                 .write(result.slot, result.layout().bytes(), &[1]),
-            PlantedBug::Source => source.write(0, &[0x12, 0x34]),
+            PlantedBug::Source => source.write(0, &[0x12]),
             PlantedBug::Nothing => Ok(()),
         }
     }

@@ -32,6 +32,7 @@ const MIXTURES: &[Mixture] = &[
     mixture("F32", 0, DType::F32),
     mixture("F16", 1, DType::F16),
     mixture("BF16", 32, DType::BF16),
+    mixture("F8_E4M3", 42, DType::F8_E4M3),
     mixture("Q8_0", 7, DType::Q8_0),
     mixture("Q4_0", 2, DType::Q4_0),
     mixture("Q4_1", 3, DType::Q4_1),

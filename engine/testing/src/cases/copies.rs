@@ -3,7 +3,9 @@
 use super::{DECODED, FLOATS, QUANTIZED, converted};
 use crate::case::{Cases, Form, Limit};
 use crate::recipe::Recipe;
-use samite_core::DType::{self, BF16, F16, F32, I8, I16, I32, I64, IQ2_XS, Q4_0, Q6_K, Q8_0};
+use samite_core::DType::{
+    self, BF16, F8_E4M3, F16, F32, I8, I16, I32, I64, IQ2_XS, Q4_0, Q6_K, Q8_0,
+};
 
 pub fn add(cases: &mut Cases) {
     same_type(cases);
@@ -38,7 +40,9 @@ fn same_type(cases: &mut Cases) {
         [3, 1, 2, 0],
         [3, 2, 1, 0],
     ];
-    for dtype in [F32, F16, BF16, I32, I64, I16, I8, Q4_0, Q8_0, Q6_K, IQ2_XS] {
+    for dtype in [
+        F32, F16, BF16, F8_E4M3, I32, I64, I16, I8, Q4_0, Q8_0, Q6_K, IQ2_XS,
+    ] {
         let recipe = if dtype.is_integer() {
             NUMBERS
         } else {
@@ -108,6 +112,7 @@ fn conversions(cases: &mut Cases) {
                 .filter(|&to| to != from)
                 .map(|to| (from, to)),
         );
+        pairs.extend([(from, F8_E4M3), (F8_E4M3, from)]);
         pairs.extend(QUANTIZED.map(|to| (from, to)));
         pairs.extend(QUANTIZED.into_iter().chain(DECODED).map(|to| (to, from)));
     }

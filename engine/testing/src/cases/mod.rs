@@ -72,7 +72,11 @@ pub const DECODED: [DType; 7] = [
 
 /// Returns every type that weights can have.
 fn weight_types() -> impl Iterator<Item = DType> {
-    FLOATS.into_iter().chain(QUANTIZED).chain(DECODED)
+    FLOATS
+        .into_iter()
+        .chain([DType::F8_E4M3])
+        .chain(QUANTIZED)
+        .chain(DECODED)
 }
 
 /// Returns the limit for results of a type: that of f32, or the rounding of a shorter float.

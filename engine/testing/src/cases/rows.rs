@@ -52,7 +52,7 @@ fn get(cases: &mut Cases) {
 }
 
 fn set(cases: &mut Cases) {
-    for to in FLOATS.into_iter().chain(QUANTIZED) {
+    for to in FLOATS.into_iter().chain([DType::F8_E4M3]).chain(QUANTIZED) {
         let n0 = if to.is_quantized() {
             2 * to.block_len()
         } else {
