@@ -70,7 +70,7 @@ pub mod op {
     }
 }
 
-/// What a range of ggml releases numbers differently from the newest.
+/// Differences between the numbers of a range of ggml releases and those of the newest.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Release {
     /// First release, for messages.

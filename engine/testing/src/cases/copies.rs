@@ -151,7 +151,16 @@ fn conversions(cases: &mut Cases) {
             });
         }
     }
-    for from in [F32, F16] {
+    for small in [F16, BF16, F8_E4M3] {
+        for (from, to) in [(F32, small), (small, F32)] {
+            cases.add("elements with gaps", Limit::Exact, |b| {
+                let x = b.operand(from, [6, 5, 2, 1], Recipe::UNIT, Form::Transposed)?;
+                let into = b.operand(to, [6, 5, 2, 1], Recipe::UNIT, Form::Transposed)?;
+                b.graph.cpy(x, into)
+            });
+        }
+    }
+    for from in [F32, F16, F8_E4M3] {
         cases.add("beyond the largest number", Limit::Exact, |b| {
             let x = b.input(
                 F32,
