@@ -109,8 +109,7 @@ impl Release {
         (!self.lacks.contains(&op)).then_some(op - before as u32)
     }
 
-    /// Returns the operation with the release's `number`. The result of an unknown number is
-    /// unknown, too.
+    /// Returns the operation with the release's `number`, or an unknown one if the release lacks it.
     pub fn op_of(&self, number: u32) -> u32 {
         let mut op = number;
         for &lacking in self.lacks {
