@@ -47,6 +47,7 @@ pub fn symbols() -> Vec<Symbol> {
         from_float::<{ DType::NVFP4 as u32 }> as quantize_row_nvfp4_ref,
         from_float::<{ DType::Q1_0 as u32 }> as quantize_row_q1_0_ref,
         from_float::<{ DType::Q2_0 as u32 }> as quantize_row_q2_0_ref,
+        from_float::<{ DType::F8_E4M3 as u32 }> as quantize_row_f8_e4m3_ref,
     ]
 }
 
@@ -70,7 +71,8 @@ fn codec(dtype: DType) -> (Option<ToFloat>, Option<FromFloat>) {
         };
     }
     codecs!(
-        F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 TQ1_0 TQ2_0 NVFP4 Q1_0 Q2_0;
+        F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 TQ1_0 TQ2_0 NVFP4 Q1_0 Q2_0
+        F8_E4M3;
         only decoded IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S
     )
 }
@@ -89,7 +91,7 @@ struct Traits {
 }
 
 /// Number of type IDs in use.
-const COUNT: usize = 43;
+const COUNT: usize = 44;
 
 /// Traits by type ID.
 struct Table {
