@@ -54,9 +54,9 @@
 //! are the coordinates of a grid point: the sets of points are in [`grids`], and [`Codebook`] is
 //! the common interface of their types.
 //!
-//! In addition, [`decode_row`] reads F32, F16, BF16, F8 and F64, and [`encode_row`] writes F32, F16,
-//! BF16 and F8. Only [`quantize_row`] encodes the IQ1, IQ2 and IQ3 types: choosing points is slow, and
-//! weighted by what a model computes on sample texts.
+//! In addition, [`decode_row`] reads F32, F16, BF16, F8 and F64, and [`encode_row`] writes F32,
+//! F16, BF16 and F8. Only [`quantize_row`] encodes the IQ1, IQ2 and IQ3 types: choosing points is
+//! slow, and weighted by what a model computes on sample texts.
 //!
 //! The formats are defined by `ggml-common.h` (layouts) and `ggml-quants.c` (meaning) of the ggml
 //! project; MXFP4 follows the OCP Microscaling Formats specification, with the element order of

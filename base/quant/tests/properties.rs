@@ -174,8 +174,8 @@ proptest! {
         // Types that keep their largest magnitude, so that the scale is found again.
         let x: Vec<f32> = x.iter().map(|v| v * 2f32.powi(exponent)).collect();
         for dtype in [
-            DType::F32, DType::F16, DType::BF16, DType::F8_E4M3, DType::Q4_0, DType::Q5_0, DType::Q8_0,
-            DType::MXFP4, DType::TQ1_0, DType::TQ2_0,
+            DType::F32, DType::F16, DType::BF16, DType::F8_E4M3, DType::Q4_0, DType::Q5_0,
+            DType::Q8_0, DType::MXFP4, DType::TQ1_0, DType::TQ2_0,
         ] {
             let once = encode(dtype, &x);
             let twice = encode(dtype, &decode(dtype, &once));

@@ -221,7 +221,10 @@ impl Stream for WrongStream {
             PlantedBug::Overrun => result
                 .buffer
                 .write(result.slot, result.layout().bytes(), &[1]),
-            PlantedBug::Source => source.write(0, &[0x12]),
+            PlantedBug::Source => {
+                let len = source.layout().bytes().min(2);
+                source.write(0, &[0x12, 0x34][..len])
+            }
             PlantedBug::Nothing => Ok(()),
         }
     }
