@@ -82,8 +82,8 @@ impl BufferTypeTable {
     pub unsafe fn read(buffer_type: *const BufferType, version: Version) -> Self {
         match version {
             Version::V25 => {
-                // SAFETY: it is a valid buffer type of this version, which begins with these fields;
-                // they are copied.
+                // SAFETY: it is a valid buffer type of this version, which begins with these
+                // fields; they are copied.
                 let BufferTypeV25 {
                     iface,
                     device,
@@ -96,8 +96,8 @@ impl BufferTypeTable {
                 }
             }
             Version::V26 | Version::V27 | Version::V28 => {
-                // SAFETY: it is a valid buffer type of these versions, which begins with these fields;
-                // they are copied.
+                // SAFETY: it is a valid buffer type of these versions, which begins with these
+                // fields; they are copied.
                 let BufferTypeV26 {
                     iface,
                     device,

@@ -3,9 +3,9 @@
 //!
 //! Upstream guarantees none of this: the structures are internal to ggml, and the interface version
 //! (2 or 3) does not identify all changes. [`Version`] lists the releases against which these
-//! declarations were checked, and the steps for a new one. Code that loads a plugin or is loaded as one asks for the version of
-//! `libggml-base` first and rejects unknown ones. Sizes and offsets are for 64-bit systems, and
-//! tested against values from upstream's headers.
+//! declarations were checked, and the steps for a new one. Code that loads a plugin or is loaded as
+//! one asks for the version of `libggml-base` first and rejects unknown ones. Sizes and offsets are
+//! for 64-bit systems, and tested against values from upstream's headers.
 //!
 //! All pointers are raw, as in C. A field that upstream calls optional is an `Option`. So are
 //! mandatory fields, because a plugin's table is foreign memory.

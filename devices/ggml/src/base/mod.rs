@@ -18,7 +18,7 @@
 //! # Versions
 //! Structures and numbers depend on the release, which a plugin alone does not report: several
 //! releases have one interface version. So the probe tries releases, each in a process of its own,
-//! and [`provide`] is told which one to serve. A process serves one.
+//! and the caller of [`provide`] names the one to serve. A process serves one.
 
 mod buffers;
 mod image;
@@ -104,7 +104,7 @@ fn serve(wanted: Version) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!(
-            "it is of ggml {wanted}, but samite's libggml-base serves plugins of {served} in this process"
+            "it is of ggml {wanted}, but samite's libggml-base serves ggml {served} in this process"
         ))
     }
 }
@@ -157,7 +157,7 @@ mod tests {
         // Other tests of this process only use the default, which is this one.
         assert_eq!(serve(Version::V25), Ok(()));
         let error = serve(Version::V28).unwrap_err();
-        assert!(error.contains("0.28") && error.contains("serves plugins of 0.25"));
+        assert!(error.contains("0.28") && error.contains("serves ggml 0.25"));
         assert_eq!((serve(Version::V25), version()), (Ok(()), Version::V25));
     }
 }

@@ -71,8 +71,8 @@ fn codec(dtype: DType) -> (Option<ToFloat>, Option<FromFloat>) {
         };
     }
     codecs!(
-        F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 TQ1_0 TQ2_0 NVFP4 Q1_0 Q2_0
-        F8_E4M3;
+        F16 BF16 F8_E4M3 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4
+        TQ1_0 TQ2_0 NVFP4 Q1_0 Q2_0;
         only decoded IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S
     )
 }

@@ -47,8 +47,9 @@ fn unique() -> u64 {
 unsafe impl Send for Exported {}
 
 impl Exported {
-    /// Exports `nodes` of `graph` for a plugin or host of this version. `place` returns the location
-    /// of a tensor. To run the graph, its [uses](Exported::count_uses) must also be counted.
+    /// Exports `nodes` of `graph` for a plugin or host of this version. `place` returns the
+    /// location of a tensor. To run the graph, its [uses](Exported::count_uses) must also be
+    /// counted.
     ///
     /// # Errors
     /// Returns the first node that ggml does not support, or the error of `place`.

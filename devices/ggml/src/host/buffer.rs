@@ -506,8 +506,8 @@ impl GgmlBuffer {
             && self.usage == Usage::Compute
             && let Some(reset) = self.raw.iface().reset
         {
-            // SAFETY: the function belongs to this buffer. The structures that graphs made are gone,
-            // and those of this table are initialised again before their next use.
+            // SAFETY: the function belongs to this buffer. The structures that graphs made are
+            // gone, and those of this table are initialised again before their next use.
             unsafe { reset(self.raw()) };
             tensors.resets += 1;
         }

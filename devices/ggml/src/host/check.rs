@@ -212,9 +212,10 @@ pub fn has_layout(device: &GgmlDevice) -> std::result::Result<(), String> {
         let buffer = memory.allocate(1, Usage::Weights);
         let buffer = buffer.map_err(|error| error.to_string())?;
         let buffer = buffer.as_any().downcast_ref::<GgmlBuffer>();
-        match buffer.is_none_or(GgmlBuffer::has_type) {
-            true => Ok(()),
-            false => Err(format!("{}: a buffer has another layout", memory.name())),
+        if buffer.is_none_or(GgmlBuffer::has_type) {
+            Ok(())
+        } else {
+            Err(format!("{}: a buffer has another layout", memory.name()))
         }
     })
 }

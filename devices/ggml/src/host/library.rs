@@ -187,9 +187,10 @@ impl Plugin {
         // SAFETY: the number comes first in all versions.
         let api = unsafe { (*reg).api_version };
         if api != version.api() {
-            let hint = match alone {
-                true => ": a plugin of another release, which needs a prober or its libggml-base",
-                false => "",
+            let hint = if alone {
+                ": a plugin of another release, which needs a prober or its libggml-base"
+            } else {
+                ""
             };
             return Err(format!(
                 "its interface has version {api}; that of ggml {release} is {}{hint}",

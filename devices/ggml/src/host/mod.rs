@@ -21,8 +21,8 @@
 //! never unloaded, because their threads may still run. If a device reports support for an
 //! operation, a failed assertion inside the plugin ends the process: ggml has no other error path.
 //!
-//! A plugin's `reset` of a buffer discards the initialisation of its tensors. Several prepared graphs
-//! share the memory, so it is called when the last one of them goes.
+//! A plugin's `reset` of a buffer discards the initialisation of its tensors. Several prepared
+//! graphs share the memory, so it is called when the last one of them goes.
 
 mod backend;
 mod buffer;

@@ -288,9 +288,10 @@ enum End {
 /// Interprets a probe's lines and its end.
 fn understand(lines: &[String], end: &End) -> Result<ProbeResult, ProbeError> {
     let is_alone = lines.iter().any(|line| line == ALONE);
-    let failed = |reason| match is_alone {
-        true => ProbeError::Alone(reason),
-        false => ProbeError::Refused(reason),
+    let failed = if is_alone {
+        ProbeError::Alone
+    } else {
+        ProbeError::Refused
     };
     let begins = |start: &str| {
         let rests = lines
@@ -465,7 +466,11 @@ mod tests {
         // Shells call their first argument `$0`.
         let ask = |works: &str, kept: &str| {
             let script = format!(
-                "echo samite-probe-alone; echo $0 $1 $2 >> {}/asked; case \"$0 $1 $2\" in *{works}*) echo samite-probe-ok 1; echo samite-probe-device a;; *) echo samite-probe-refused no; esac",
+                "echo samite-probe-alone; echo $0 $1 $2 >> {}/asked; \
+                 case \"$0 $1 $2\" in \
+                 *{works}*) echo samite-probe-ok 1; echo samite-probe-device a;; \
+                 *) echo samite-probe-refused no; \
+                 esac",
                 folder.path().display()
             );
             let trial_cache = TrialCache::in_folder(&folder.path().join(kept), &plugin);

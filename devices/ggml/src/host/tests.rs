@@ -37,8 +37,7 @@ enum Command {
 struct Log {
     queue: Vec<Command>,
     calls: Vec<&'static str>,
-    /// What buffers were given: names and offsets of tensors in the order of their initialisation,
-    /// and resets.
+    /// Names and offsets of the tensors that buffers initialised, in order, and resets.
     given: Vec<String>,
     /// `uid` of the graphs that were computed.
     uids: Vec<u64>,

@@ -41,8 +41,8 @@ impl TrialCache {
         })
     }
 
-    /// Returns the release as which a plugin without `libggml-base` works, and the verdicts, if they
-    /// apply to the current file.
+    /// Returns the release as which a plugin without `libggml-base` works, and the verdicts, if
+    /// they apply to the current file.
     pub fn read(&self) -> Option<(Option<Version>, Devices)> {
         let text = std::fs::read_to_string(&self.file).ok()?;
         let (subject, rest) = text.split_once('\n')?;

@@ -53,8 +53,8 @@ pub enum Input {
 }
 
 impl Input {
-    /// Returns the name in graphs: llama.cpp's where it has one, because some of ggml's plugins know
-    /// tensors by name.
+    /// Returns the name in graphs: llama.cpp's where it has one, because some of ggml's plugins
+    /// know tensors by name.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Input::Tokens => "inp_tokens",
