@@ -58,10 +58,20 @@ commands! {
     Hello = 14,
     /// Returns the number of devices.
     DeviceCount = 15,
-    /// Computes the last graph again.
+    /// Computes a cached graph again.
     GraphRecompute = 16,
     /// Sets bytes of a tensor.
     MemsetTensor = 17,
+    /// Writes pieces at equal distances to a tensor.
+    SetTensor2d = 18,
+    /// Reads pieces at equal distances from a tensor.
+    GetTensor2d = 19,
+    /// Connects a device with one of another server.
+    CommInit = 20,
+    /// Adds the tensors of connected devices.
+    CommAllReduce = 21,
+    /// Ends the connection of a device.
+    CommFree = 22,
 }
 
 impl Command {
@@ -73,31 +83,40 @@ impl Command {
     /// Returns the minimum length of the payload, and the maximum unless it depends on the content.
     pub fn payload(self, protocol: &Protocol) -> (u64, Option<u64>) {
         let exactly = |len: usize| (len as u64, Some(len as u64));
+        let uid = if protocol.has_uids() { 8 } else { 0 };
         match self {
             Command::AllocBuffer => exactly(12),
             Command::GetAlignment
             | Command::GetMaxSize
             | Command::GetDeviceMemory
-            | Command::GraphRecompute => exactly(4),
+            | Command::CommFree => exactly(4),
+            Command::GraphRecompute => exactly(4 + uid),
             Command::BufferGetBase | Command::FreeBuffer => exactly(8),
             Command::BufferClear => exactly(9),
             Command::SetTensor => (RECORD as u64 + 9, None),
             Command::SetTensorHash | Command::GetTensor => exactly(RECORD + 16),
             Command::CopyTensor => exactly(2 * RECORD),
-            Command::GraphCompute => (12, None),
+            Command::GraphCompute => (12 + uid as u64, None),
             Command::InitTensor => exactly(RECORD),
             Command::GetAllocSize => exactly(4 + RECORD * (1 + MAX_SOURCES)),
             Command::Hello => exactly(protocol.capabilities),
             Command::DeviceCount => exactly(0),
             Command::MemsetTensor => exactly(RECORD + 17),
+            Command::SetTensor2d => (RECORD as u64 + 32, None),
+            Command::GetTensor2d => exactly(RECORD + 32),
+            Command::CommInit => exactly(80),
+            Command::CommAllReduce => exactly(4 + RECORD),
         }
     }
 
-    /// Checks the length in a request.
+    /// Checks the header of a request.
     ///
     /// # Errors
-    /// If no such request has this length.
+    /// If the protocol lacks the command, or no such request has this length.
     pub fn check(self, protocol: &Protocol, len: u64) -> Result<(), UnsupportedConversion> {
+        if self as u8 >= protocol.commands {
+            return Err(format!("protocol {} has no {self:?}", protocol.version).into());
+        }
         let (least, most) = self.payload(protocol);
         if len < least || most.is_some_and(|most| len > most) {
             return Err(format!("a message {self:?} of {len} bytes").into());
@@ -116,33 +135,58 @@ impl Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::version::V7;
+    use crate::rpc::version::{KNOWN, V7, V8, V8_0_0};
 
-    /// Compares with numbers from the table of protocol 7.0.0.
+    /// Compares with upstream's source of 0.26, 0.27 and 0.28.
     #[test]
     fn command_numbers_and_lengths_match_upstream() {
         for (number, &command) in Command::ALL.iter().enumerate() {
             assert_eq!(command as usize, number);
             assert_eq!(Command::from_number(number as u8), Some(command));
         }
-        assert_eq!((Command::ALL.len(), Command::from_number(18)), (18, None));
+        assert_eq!((Command::ALL.len(), Command::from_number(23)), (23, None));
+        assert_eq!(KNOWN.len(), 3);
         let exact = [
-            (Command::AllocBuffer, 12),
-            (Command::SetTensorHash, 312),
-            (Command::GetTensor, 312),
-            (Command::CopyTensor, 592),
-            (Command::GetAllocSize, 3260),
-            (Command::Hello, 24),
-            (Command::MemsetTensor, 313),
-            (Command::InitTensor, 296),
+            (Command::AllocBuffer, Some(12), 12),
+            (Command::SetTensorHash, Some(312), 312),
+            (Command::GetTensor, Some(312), 312),
+            (Command::CopyTensor, Some(592), 592),
+            (Command::GetAllocSize, Some(3260), 3260),
+            (Command::Hello, Some(24), 24),
+            (Command::MemsetTensor, Some(313), 313),
+            (Command::InitTensor, Some(296), 296),
+            (Command::GraphRecompute, Some(4), 12),
+            (Command::GetTensor2d, None, 328),
+            (Command::CommInit, None, 80),
+            (Command::CommAllReduce, None, 300),
+            (Command::CommFree, None, 4),
         ];
-        for (command, len) in exact {
-            assert!(command.check(&V7, len).is_ok(), "{command:?}");
-            assert!(command.check(&V7, len + 1).is_err(), "{command:?}");
-            assert!(command.check(&V7, len - 1).is_err(), "{command:?}");
+        for (command, old, new) in exact {
+            for (protocol, len) in [(V7, old), (V8_0_0, Some(new)), (V8, Some(new))] {
+                let is_allowed = |len| command.check(&protocol, len).is_ok();
+                let len = len.unwrap_or(u64::MAX);
+                let found = [len - 1, len, len.saturating_add(1)].map(is_allowed);
+                let wanted = [false, len < u64::MAX, false];
+                assert_eq!(found, wanted, "{command:?} of {}", protocol.version);
+            }
         }
-        assert!(Command::SetTensor.check(&V7, 304).is_err());
-        assert!(Command::SetTensor.check(&V7, 305 + (1 << 40)).is_ok());
+        for (command, old, new) in [
+            (Command::SetTensor, Some(305), 305),
+            (Command::GraphCompute, Some(12), 20),
+            (Command::SetTensor2d, None, 328),
+        ] {
+            for (protocol, least) in [(V7, old), (V8, Some(new))] {
+                let least = least.unwrap_or(u64::MAX);
+                assert!(command.check(&protocol, least - 1).is_err(), "{command:?}");
+                let more = least.saturating_add(1 << 40);
+                let is_there = least < u64::MAX;
+                assert_eq!(command.check(&protocol, more).is_ok(), is_there);
+            }
+        }
+        assert_eq!(
+            Command::SetTensor2d.check(&V7, 400).unwrap_err(),
+            "protocol 7.0.0 has no SetTensor2d"
+        );
         assert_eq!(
             Command::FreeBuffer.header(8),
             [4, 8, 0, 0, 0, 0, 0, 0, 0],

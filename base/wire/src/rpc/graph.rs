@@ -2,6 +2,7 @@
 
 use super::Fields;
 use super::record::{RECORD, Record};
+use super::version::Protocol;
 use crate::UnsupportedConversion;
 use crate::numbers::MAX_SRC;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,11 +10,16 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Number of operands of a node.
 pub const MAX_SOURCES: usize = MAX_SRC;
 
+/// Uid of every graph of a protocol without uids, whose servers cache the last graph.
+pub const LAST: u64 = 1;
+
 /// A graph.
 #[derive(Clone, Debug)]
 pub struct GraphMessage {
     /// Device that computes the graph.
     pub device: u32,
+    /// Number by which the client refers to the graph later, or 0 for none.
+    pub uid: u64,
     /// Nodes to compute, as indices in [`tensors`](GraphMessage::tensors), in order.
     pub nodes: Vec<usize>,
     /// All tensors. Tensors come after the tensors that they refer to.
@@ -27,11 +33,20 @@ impl GraphMessage {
     ///
     /// # Errors
     /// If it is invalid, or has more than `most` tensors.
-    pub fn read(payload: &[u8], most: usize) -> Result<Self, UnsupportedConversion> {
+    pub fn read(
+        payload: &[u8],
+        protocol: &Protocol,
+        most: usize,
+    ) -> Result<Self, UnsupportedConversion> {
         let too_many =
             |n| UnsupportedConversion::from(format!("a graph of {n} tensors; {most} are allowed"));
         let mut fields = Fields::new(payload);
         let device = fields.u32()?;
+        let uid = if protocol.has_uids() {
+            fields.u64()?
+        } else {
+            LAST
+        };
         let count = fields.u32()? as usize;
         if count > most {
             return Err(too_many(count));
@@ -82,6 +97,7 @@ impl GraphMessage {
         }
         Ok(GraphMessage {
             device,
+            uid,
             nodes,
             tensors,
             places,
@@ -94,9 +110,18 @@ impl GraphMessage {
     }
 
     /// Returns the payload of the message.
-    pub fn write(device: u32, nodes: &[u64], tensors: &[Record]) -> Vec<u8> {
-        let mut out = Vec::with_capacity(12 + 8 * nodes.len() + RECORD * tensors.len());
+    pub fn write(
+        protocol: &Protocol,
+        device: u32,
+        uid: u64,
+        nodes: &[u64],
+        tensors: &[Record],
+    ) -> Vec<u8> {
+        let mut out = Vec::with_capacity(20 + 8 * nodes.len() + RECORD * tensors.len());
         out.extend(device.to_le_bytes());
+        if protocol.has_uids() {
+            out.extend(uid.to_le_bytes());
+        }
         out.extend((nodes.len() as u32).to_le_bytes());
         nodes.iter().for_each(|id| out.extend(id.to_le_bytes()));
         out.extend((tensors.len() as u32).to_le_bytes());
@@ -108,6 +133,7 @@ impl GraphMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rpc::version::{V7, V8};
 
     fn tensor(id: u64, sources: &[u64]) -> Record {
         let mut record = Record { id, ..Record::NONE };
@@ -116,20 +142,36 @@ mod tests {
     }
 
     fn refused(nodes: &[u64], tensors: &[Record]) -> String {
-        let bytes = GraphMessage::write(0, nodes, tensors);
-        GraphMessage::read(&bytes, 1000).unwrap_err().into_owned()
+        let bytes = GraphMessage::write(&V8, 0, 1, nodes, tensors);
+        let read = GraphMessage::read(&bytes, &V8, 1000);
+        read.unwrap_err().into_owned()
     }
 
     #[test]
     fn graph_messages_round_trip() {
         let tensors = [tensor(7, &[]), tensor(9, &[7, 0, 7]), tensor(3, &[9, 3])];
-        let mut bytes = GraphMessage::write(5, &[9, 3], &tensors);
-        bytes.extend([1, 2, 3]); // of a later version
-        let graph = GraphMessage::read(&bytes, 3).unwrap();
-        assert_eq!((graph.device, &graph.nodes), (5, &vec![1, 2]));
-        assert_eq!(graph.tensors, tensors);
-        assert_eq!((graph.place(3), graph.place(4)), (Some(2), None));
-        assert!(GraphMessage::read(&bytes, 2).is_err());
+        for (protocol, uid) in [(V7, LAST), (V8, 6)] {
+            let mut bytes = GraphMessage::write(&protocol, 5, 6, &[9, 3], &tensors);
+            bytes.extend([1, 2, 3]); // of a later version
+            let read = |most| GraphMessage::read(&bytes, &protocol, most);
+            let graph = read(3).unwrap();
+            assert_eq!((graph.device, graph.uid), (5, uid));
+            assert_eq!(
+                (&graph.nodes, &graph.tensors[..]),
+                (&vec![1, 2], &tensors[..])
+            );
+            assert_eq!((graph.place(3), graph.place(4)), (Some(2), None));
+            assert!(read(2).is_err());
+        }
+    }
+
+    #[test]
+    fn fields_lie_in_the_order_of_upstream() {
+        let bytes = |protocol| GraphMessage::write(protocol, 1, 2, &[], &[]);
+        assert_eq!(bytes(&V7), [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let mut wanted = [0; 20];
+        (wanted[0], wanted[4]) = (1, 2);
+        assert_eq!(bytes(&V8), wanted);
     }
 
     #[test]
@@ -152,16 +194,18 @@ mod tests {
 
     #[test]
     fn false_counts_allocate_no_memory() {
-        for (nodes, tensors) in [(u32::MAX, 0), (0, u32::MAX), (1, 0)] {
-            let mut bytes = vec![0; 4];
-            bytes.extend(nodes.to_le_bytes());
-            bytes.extend(tensors.to_le_bytes());
-            let most = usize::MAX;
-            assert!(GraphMessage::read(&bytes, most).is_err());
-        }
-        let bytes = GraphMessage::write(0, &[7], &[tensor(7, &[])]);
-        for len in 0..bytes.len() {
-            assert!(GraphMessage::read(&bytes[..len], 1000).is_err(), "{len}");
+        for protocol in [V7, V8] {
+            for (nodes, tensors) in [(u32::MAX, 0), (0, u32::MAX), (1, 0)] {
+                let mut bytes = vec![0; if protocol.has_uids() { 12 } else { 4 }];
+                bytes.extend(nodes.to_le_bytes());
+                bytes.extend(tensors.to_le_bytes());
+                assert!(GraphMessage::read(&bytes, &protocol, usize::MAX).is_err());
+            }
+            let bytes = GraphMessage::write(&protocol, 0, 1, &[7], &[tensor(7, &[])]);
+            for len in 0..bytes.len() {
+                let read = GraphMessage::read(&bytes[..len], &protocol, 1000);
+                assert!(read.is_err(), "{len}");
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::Fields;
 use super::frame::Command;
-use super::graph::MAX_SOURCES;
+use super::graph::{LAST, MAX_SOURCES};
 use super::record::{RECORD, Record};
 use super::version::{Protocol, Version};
 use crate::UnsupportedConversion;
@@ -15,6 +15,36 @@ pub const ANSWERS_SUPPORT: u8 = b's';
 /// Bit of the device number in [`Request::GetAllocSize`] that makes the request a query whether the
 /// device can compute the node (1) or not (0), instead of how much memory it takes.
 pub const ASKS_SUPPORT: u32 = 1 << 31;
+
+/// Pieces of a tensor at equal distances, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Offset of the first piece.
+    pub offset: u64,
+    /// Length of each piece.
+    pub len: u64,
+    /// Number of pieces.
+    pub count: u64,
+    /// Distance from one piece to the next.
+    pub stride: u64,
+}
+
+impl Pieces {
+    fn read(fields: &mut Fields<'_>) -> Result<Self, UnsupportedConversion> {
+        Ok(Pieces {
+            offset: fields.u64()?,
+            len: fields.u64()?,
+            count: fields.u64()?,
+            stride: fields.u64()?,
+        })
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        for number in [self.offset, self.len, self.count, self.stride] {
+            out.extend(number.to_le_bytes());
+        }
+    }
+}
 
 /// A request, except for graphs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +106,7 @@ pub enum Request {
     DeviceCount,
     GraphRecompute {
         device: u32,
+        uid: u64,
     },
     MemsetTensor {
         tensor: Record,
@@ -83,18 +114,47 @@ pub enum Request {
         size: u64,
         value: u8,
     },
+    /// The data follows the request, one piece after the other.
+    SetTensor2d {
+        tensor: Record,
+        pieces: Pieces,
+    },
+    GetTensor2d {
+        tensor: Record,
+        pieces: Pieces,
+    },
+    CommInit {
+        device: u32,
+        rank: u32,
+        world: u32,
+        port: u32,
+        host: [u8; 64],
+    },
+    CommAllReduce {
+        device: u32,
+        tensor: Record,
+    },
+    CommFree {
+        device: u32,
+    },
 }
 
 impl Request {
     /// Bytes of a write before its data.
     pub const SET_TENSOR: usize = RECORD + 9;
+    /// Bytes of a write of pieces before its data.
+    pub const SET_TENSOR_2D: usize = RECORD + 32;
 
     /// Parses the payload of `command`, whose length was [checked](Command::check). For a write,
-    /// parses its first [`SET_TENSOR`](Request::SET_TENSOR) bytes.
+    /// parses the bytes before its data.
     ///
     /// # Errors
     /// If it is too short or too long, or belongs to a graph.
-    pub fn read(command: Command, payload: &[u8]) -> Result<Self, UnsupportedConversion> {
+    pub fn read(
+        command: Command,
+        payload: &[u8],
+        protocol: &Protocol,
+    ) -> Result<Self, UnsupportedConversion> {
         let f = &mut Fields::new(payload);
         let request = match command {
             Command::AllocBuffer => Request::AllocBuffer {
@@ -146,13 +206,36 @@ impl Request {
             }
             Command::Hello => return Ok(Request::Hello),
             Command::DeviceCount => Request::DeviceCount,
-            Command::GraphRecompute => Request::GraphRecompute { device: f.u32()? },
+            Command::GraphRecompute => Request::GraphRecompute {
+                device: f.u32()?,
+                uid: if protocol.has_uids() { f.u64()? } else { LAST },
+            },
             Command::MemsetTensor => Request::MemsetTensor {
                 tensor: Record::read(f)?,
                 offset: f.u64()?,
                 size: f.u64()?,
                 value: f.u8()?,
             },
+            Command::SetTensor2d => Request::SetTensor2d {
+                tensor: Record::read(f)?,
+                pieces: Pieces::read(f)?,
+            },
+            Command::GetTensor2d => Request::GetTensor2d {
+                tensor: Record::read(f)?,
+                pieces: Pieces::read(f)?,
+            },
+            Command::CommInit => Request::CommInit {
+                device: f.u32()?,
+                rank: f.u32()?,
+                world: f.u32()?,
+                port: f.u32()?,
+                host: f.bytes()?,
+            },
+            Command::CommAllReduce => Request::CommAllReduce {
+                device: f.u32()?,
+                tensor: Record::read(f)?,
+            },
+            Command::CommFree => Request::CommFree { device: f.u32()? },
             Command::GraphCompute => return Err("a graph is no other request".into()),
         };
         f.end()?;
@@ -179,6 +262,11 @@ impl Request {
             Request::DeviceCount => Command::DeviceCount,
             Request::GraphRecompute { .. } => Command::GraphRecompute,
             Request::MemsetTensor { .. } => Command::MemsetTensor,
+            Request::SetTensor2d { .. } => Command::SetTensor2d,
+            Request::GetTensor2d { .. } => Command::GetTensor2d,
+            Request::CommInit { .. } => Command::CommInit,
+            Request::CommAllReduce { .. } => Command::CommAllReduce,
+            Request::CommFree { .. } => Command::CommFree,
         }
     }
 
@@ -193,7 +281,13 @@ impl Request {
             Request::GetAlignment { device }
             | Request::GetMaxSize { device }
             | Request::GetDeviceMemory { device }
-            | Request::GraphRecompute { device } => out.extend(device.to_le_bytes()),
+            | Request::CommFree { device } => out.extend(device.to_le_bytes()),
+            Request::GraphRecompute { device, uid } => {
+                out.extend(device.to_le_bytes());
+                if protocol.has_uids() {
+                    out.extend(uid.to_le_bytes());
+                }
+            }
             Request::BufferGetBase { buffer } | Request::FreeBuffer { buffer } => {
                 out.extend(buffer.to_le_bytes());
             }
@@ -250,6 +344,26 @@ impl Request {
                 out.extend(offset.to_le_bytes());
                 out.extend(size.to_le_bytes());
                 out.push(*value);
+            }
+            Request::SetTensor2d { tensor, pieces } | Request::GetTensor2d { tensor, pieces } => {
+                tensor.write(&mut out);
+                pieces.write(&mut out);
+            }
+            Request::CommInit {
+                device,
+                rank,
+                world,
+                port,
+                host,
+            } => {
+                for number in [device, rank, world, port] {
+                    out.extend(number.to_le_bytes());
+                }
+                out.extend(host);
+            }
+            Request::CommAllReduce { device, tensor } => {
+                out.extend(device.to_le_bytes());
+                tensor.write(&mut out);
             }
         }
         out
@@ -312,13 +426,19 @@ impl Greeting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::version::V7;
+    use crate::rpc::version::{V7, V8};
 
     #[test]
     fn requests_round_trip() {
         let tensor = Record {
             id: 5,
             ..Record::NONE
+        };
+        let pieces = Pieces {
+            offset: 20,
+            len: 21,
+            count: 22,
+            stride: 23,
         };
         let requests = [
             Request::AllocBuffer { device: 1, size: 2 },
@@ -358,35 +478,77 @@ mod tests {
             },
             Request::Hello,
             Request::DeviceCount,
-            Request::GraphRecompute { device: 16 },
+            Request::GraphRecompute {
+                device: 16,
+                uid: 24,
+            },
             Request::MemsetTensor {
                 tensor,
                 offset: 17,
                 size: 18,
                 value: 19,
             },
+            Request::SetTensor2d { tensor, pieces },
+            Request::GetTensor2d { tensor, pieces },
+            Request::CommInit {
+                device: 25,
+                rank: 26,
+                world: 27,
+                port: 28,
+                host: [29; 64],
+            },
+            Request::CommAllReduce { device: 30, tensor },
+            Request::CommFree { device: 31 },
         ];
         // All except graphs.
         assert_eq!(requests.len(), Command::ALL.len() - 1);
         for request in requests {
-            let (command, payload) = (request.command(), request.payload(&V7));
-            assert!(command.check(&V7, payload.len() as u64).is_ok());
-            assert_eq!(Request::read(command, &payload).unwrap(), request);
-            if !payload.is_empty() && command != Command::Hello {
-                assert!(Request::read(command, &payload[1..]).is_err());
+            for protocol in [V7, V8] {
+                let (command, payload) = (request.command(), request.payload(&protocol));
+                if command as u8 >= protocol.commands {
+                    continue;
+                }
+                assert!(command.check(&protocol, payload.len() as u64).is_ok());
+                let read = |payload| Request::read(command, payload, &protocol);
+                let mut wanted = request.clone();
+                if let (Request::GraphRecompute { uid, .. }, 7) =
+                    (&mut wanted, protocol.version.major)
+                {
+                    *uid = LAST;
+                }
+                assert_eq!(read(&payload).unwrap(), wanted);
+                if !payload.is_empty() && command != Command::Hello {
+                    assert!(read(&payload[1..]).is_err());
+                }
             }
         }
     }
 
     #[test]
+    fn pieces_lie_in_the_order_of_upstream() {
+        let request = Request::GetTensor2d {
+            tensor: Record::NONE,
+            pieces: Pieces {
+                offset: 1,
+                len: 2,
+                count: 3,
+                stride: 4,
+            },
+        };
+        let payload = request.payload(&V8);
+        let numbers: Vec<_> = (0..4).map(|i| payload[RECORD + 8 * i]).collect();
+        assert_eq!(numbers, [1, 2, 3, 4]);
+    }
+
+    #[test]
     fn greetings_round_trip() {
         let greeting = Greeting {
-            version: V7.version,
+            version: V8.version,
             answers_support: true,
         };
-        let payload = greeting.payload(&V7);
+        let payload = greeting.payload(&V8);
         assert_eq!(payload.len(), 28);
-        assert_eq!(&payload[..3], [7, 0, 0]);
+        assert_eq!(&payload[..3], [8, 0, 1]);
         assert!(payload[4..].iter().all(|&byte| byte == 0));
         assert_eq!(Greeting::read(&payload).unwrap(), greeting);
         assert!(Greeting::read(&[7, 0]).is_err());

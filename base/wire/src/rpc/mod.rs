@@ -10,10 +10,12 @@
 //! - [`message`]: requests and replies.
 //! - [`record`]: the 296 bytes of a tensor.
 //! - [`graph`]: the message of a graph.
+//! - [`cache`]: the graphs that a server keeps and a client refers to.
 //!
 //! Decoding allocates no more memory than the message fills. The users of sizes and offsets in a
 //! message check these.
 
+pub mod cache;
 pub mod frame;
 pub mod graph;
 pub mod message;
