@@ -27,7 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut rest = bytes;
     while let [command, low, high, after @ ..] = rest {
         let len = usize::from(u16::from_le_bytes([*low, *high])).min(after.len());
-        requests.push(command % 20);
+        requests.push(command % 25);
         requests.extend((len as u64).to_le_bytes());
         requests.extend(&after[..len]);
         rest = &after[len..];

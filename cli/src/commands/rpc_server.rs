@@ -6,7 +6,7 @@ use crate::failure::{CommandError, CommandResult};
 use crate::setup::{DeviceSetup, Lent};
 use crate::shown::say;
 use clap::Args;
-use samite::registry::{Server, ServerOptions};
+use samite::registry::{RpcProtocol, Server, ServerOptions};
 use std::io::Write;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -14,8 +14,7 @@ use std::time::Duration;
 /// Flags of `samite rpc-server`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The protocol is that of ggml's RPC backend, version 7.0.0. It has no passwords \
-        and no encryption:
+    after_help = "The protocol is that of ggml's RPC backend. It has no passwords and no encryption:
 any client that can connect can compute, so let only trusted clients connect.
 llama.cpp's programs use it with --rpc 127.0.0.1:50052.
 
@@ -30,6 +29,10 @@ pub struct RpcServerArgs {
     /// Port to listen on; 0 for any free port
     #[arg(short, long, value_name = "PORT", default_value = "50052")]
     port: u16,
+    /// Version to speak: 8 for clients with ggml 0.27 and 0.28, 7 for 0.25 and 0.26; samite's
+    /// clients speak both
+    #[arg(long, value_name = "VERSION", default_value = "8", value_parser = protocol)]
+    protocol: &'static RpcProtocol,
     #[command(flatten)]
     devices: DeviceArgs,
     #[command(flatten)]
@@ -50,6 +53,12 @@ pub struct RpcServerArgs {
     patience: u16,
     #[command(flatten)]
     pool: PoolArgs,
+}
+
+fn protocol(text: &str) -> Result<&'static RpcProtocol, &'static str> {
+    let major = text.parse().ok();
+    let found = major.and_then(RpcProtocol::for_major);
+    found.ok_or("the protocols are 7 and 8")
 }
 
 pub(super) fn clients(text: &str) -> Result<usize, String> {
@@ -81,6 +90,7 @@ pub fn run(args: RpcServerArgs) -> CommandResult {
     let pool = args.pool.pool(args.threads.threads)?;
     let Lent { devices, fallbacks } = DeviceSetup::new(&args.devices).lent(pool)?;
     let options = ServerOptions {
+        protocol: args.protocol,
         memory: args.memory,
         memory_per_client: args.memory_per_client,
         clients: args.clients,

@@ -19,4 +19,5 @@ mod client;
 mod server;
 
 pub use client::{ClientOptions, RpcBackend};
+pub use samite_wire::rpc::version::Protocol;
 pub use server::{End, ReplySink, RpcSession, Server, ServerOptions};

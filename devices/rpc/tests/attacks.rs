@@ -1,7 +1,9 @@
 //! Known attacks that crashed or leaked data from servers of this protocol, one test per kind, with
 //! the original reports. Each must cost the attacker the connection or its request; another client
 //! must not be affected.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
+#[macro_use]
 mod common;
 
 use common::*;
@@ -11,6 +13,7 @@ use samite_wire::numbers::op;
 use samite_wire::rpc::frame::Command;
 use samite_wire::rpc::message::Request;
 use samite_wire::rpc::record::Record;
+use samite_wire::rpc::version::Protocol;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,10 +29,6 @@ struct Target {
 }
 
 impl Target {
-    fn new() -> Self {
-        Self::with(ServerOptions::default())
-    }
-
     fn with(options: ServerOptions) -> Self {
         let (server, address) = serve(ServerOptions {
             memory: Some(1 << 20),
@@ -58,7 +57,7 @@ impl Target {
     /// Checks that the attack closes its connection.
     fn costs(&mut self, what: &str, attack: impl FnOnce(&mut Script)) {
         let mut raw = self.attacker();
-        let mut script = Script::default();
+        let mut script = raw.script();
         attack(&mut script);
         raw.send(&script);
         raw.is_closed(what);
@@ -73,7 +72,7 @@ impl Target {
             [0x5a; SIZE as usize],
             "{what}"
         );
-        let mut script = Script::default();
+        let mut script = self.other.script();
         let tensors = [
             of_graph(7, op::NONE, &[], f32s(4, 0)),
             of_graph(9, op::SQR, &[7], f32s(4, 64)),
@@ -98,6 +97,26 @@ impl Target {
     }
 }
 
+test_with_each_protocol! {
+    invalid_types_and_addresses
+    tensors_without_a_buffer_reach_no_memory
+    copies_into_smaller_tensors_are_refused
+    rows_with_partial_blocks
+    sizes_that_overflow
+    tensors_with_excessive_repetition
+    a_graph_rerun_after_its_memory_is_freed
+    operations_with_function_pointers
+    operations_with_mismatched_shapes_and_parameters
+    out_of_range_row_indices
+    unknown_nodes_sources_and_operations
+    duplicate_nodes
+    a_chain_of_200_000_sources
+    absurd_message_lengths
+    accesses_beyond_a_tensor
+    hashed_data_is_not_shared_between_clients
+    slow_clients_and_floods
+}
+
 fn leaf(id: u64, record: Record) -> Record {
     of_graph(id, op::NONE, &[], record)
 }
@@ -111,9 +130,8 @@ fn get(tensor: Record) -> Request {
 }
 
 /// CVE-2024-42477, CVE-2024-42478, CVE-2024-42479.
-#[test]
-fn invalid_types_and_addresses() {
-    let mut target = Target::new();
+fn invalid_types_and_addresses(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     for dtype in [4, 5, 36, 200, u32::MAX] {
         let record = Record {
             dtype,
@@ -150,9 +168,8 @@ fn invalid_types_and_addresses() {
 }
 
 /// CVE-2026-34159, llama.cpp #20908.
-#[test]
-fn tensors_without_a_buffer_reach_no_memory() {
-    let mut target = Target::new();
+fn tensors_without_a_buffer_reach_no_memory(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     for data in [0, BASE, 0x7fff_0000_0000] {
         let record = Record {
             buffer: 0,
@@ -177,9 +194,8 @@ fn tensors_without_a_buffer_reach_no_memory() {
 }
 
 /// ggml #1103.
-#[test]
-fn copies_into_smaller_tensors_are_refused() {
-    let mut target = Target::new();
+fn copies_into_smaller_tensors_are_refused(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     let from = f32s(64, 0);
     for to in [f32s(4, 64), tensor(DType::F16, [64, 1, 1, 1], 512)] {
         let mut raw = target.attacker();
@@ -206,9 +222,8 @@ fn copies_into_smaller_tensors_are_refused() {
 }
 
 /// llama.cpp #25288.
-#[test]
-fn rows_with_partial_blocks() {
-    let mut target = Target::new();
+fn rows_with_partial_blocks(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     for ne0 in [1, 31, 33] {
         let record = Record {
             dtype: DType::Q4_0.id(),
@@ -231,9 +246,8 @@ fn rows_with_partial_blocks() {
 }
 
 /// CVE-2026-33298 is of this kind; llama.cpp #26912 for the strides of extents of 1.
-#[test]
-fn sizes_that_overflow() {
-    let mut target = Target::new();
+fn sizes_that_overflow(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     for (ne, nb) in [
         ([u32::MAX, (1 << 30) + 1, 1, 1], [u32::MAX, 12, 12, 12]),
         ([u32::MAX; 4], [4; 4]),
@@ -262,9 +276,8 @@ fn sizes_that_overflow() {
 }
 
 /// A graph of 700 bytes that would run for years: strides of 0 repeat a few bytes.
-#[test]
-fn tensors_with_excessive_repetition() {
-    let mut target = Target::new();
+fn tensors_with_excessive_repetition(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     let repeated = |ne, nb| Record {
         ne,
         nb,
@@ -297,7 +310,7 @@ fn tensors_with_excessive_repetition() {
         });
     });
     // The error names the tensor.
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     script.request(&Request::Hello);
     script.request(&Request::AllocBuffer {
         device: 0,
@@ -318,7 +331,7 @@ fn tensors_with_excessive_repetition() {
     drop(session);
     // Overlapping views are allowed, and so is one row for every row of another tensor.
     let mut raw = target.attacker();
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     script.write(f32s(8, 0), 0, &bytes(&[1.0; 8]));
     for (record, at) in [
         (repeated([4, 5, 1, 1], [4, 4, 20, 20]), 64),
@@ -334,28 +347,30 @@ fn tensors_with_excessive_repetition() {
 }
 
 /// GHSA-2phh-px2f-2qmx.
-#[test]
-fn a_graph_rerun_after_its_memory_is_freed() {
-    let mut target = Target::new();
+fn a_graph_rerun_after_its_memory_is_freed(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     let mut raw = target.attacker();
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     let square = of_graph(9, op::SQR, &[7], f32s(4, 64));
     script.graph(&[9], &[leaf(7, f32s(4, 0)), square]);
     raw.send(&script);
     raw.tell(&Request::FreeBuffer { buffer: 1 });
     // Possibly at the same address as the first one.
     assert_eq!(raw.allocate(SIZE), 2);
-    raw.tell(&Request::GraphRecompute { device: 0 });
+    raw.tell(&RECOMPUTE);
     raw.is_closed("memory that is gone");
     target.is_well("memory that is gone");
 }
 
 /// llama.cpp #25289: operations with function pointers.
-#[test]
-fn operations_with_function_pointers() {
-    let mut target = Target::new();
-    // MAP_CUSTOM1 to 3, CUSTOM.
-    for number in [93, 94, 95, 96] {
+fn operations_with_function_pointers(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
+    for number in [
+        op::MAP_CUSTOM1,
+        op::MAP_CUSTOM2,
+        op::MAP_CUSTOM3,
+        op::CUSTOM,
+    ] {
         target.costs("a function", |s| {
             let mut node = of_graph(9, number, &[7], f32s(4, 64));
             node.op_params = [0x4141_4141; 16];
@@ -365,9 +380,8 @@ fn operations_with_function_pointers() {
 }
 
 /// llama.cpp #25764, #25704, #26825, #26912, #25542.
-#[test]
-fn operations_with_mismatched_shapes_and_parameters() {
-    let mut target = Target::new();
+fn operations_with_mismatched_shapes_and_parameters(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     let matrix = |rows, at| tensor(DType::F32, [4, rows, 1, 1], at);
     let numbers = |n, at| tensor(DType::I32, [n, 1, 1, 1], at);
     // SET and ACC, which have their own strides and offset. None of these strides are valid here.
@@ -413,9 +427,8 @@ fn operations_with_mismatched_shapes_and_parameters() {
 }
 
 /// llama.cpp #25765.
-#[test]
-fn out_of_range_row_indices() {
-    let mut target = Target::new();
+fn out_of_range_row_indices(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     let table = tensor(DType::F32, [4, 2, 1, 1], 0);
     for number in [2i32, 1_000_000, -1, i32::MIN] {
         let ids = tensor(DType::I32, [1, 1, 1, 1], 256);
@@ -439,9 +452,8 @@ fn out_of_range_row_indices() {
 }
 
 /// Crashes upstream's server.
-#[test]
-fn unknown_nodes_sources_and_operations() {
-    let mut target = Target::new();
+fn unknown_nodes_sources_and_operations(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     let square = of_graph(9, op::SQR, &[7], f32s(4, 64));
     target.costs("node 0", |s| {
         s.graph(&[0], &[leaf(7, f32s(4, 0))]);
@@ -461,9 +473,8 @@ fn unknown_nodes_sources_and_operations() {
 }
 
 /// Makes upstream's server write before the start of its use counts.
-#[test]
-fn duplicate_nodes() {
-    let mut target = Target::new();
+fn duplicate_nodes(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     let tensors = [leaf(7, f32s(4, 0)), of_graph(9, op::SQR, &[7], f32s(4, 64))];
     target.costs("twice to run", |s| {
         s.graph(&[9, 9], &tensors);
@@ -475,11 +486,10 @@ fn duplicate_nodes() {
 }
 
 /// Overflows the stack of upstream's server.
-#[test]
-fn a_chain_of_200_000_sources() {
+fn a_chain_of_200_000_sources(protocol: &'static Protocol) {
     let mut target = Target::with(ServerOptions {
         tensors: 1 << 18,
-        ..ServerOptions::default()
+        ..options(protocol)
     });
     target.costs("a circle of many", |s| {
         let mut tensors: Vec<_> = (2..=1000)
@@ -492,15 +502,14 @@ fn a_chain_of_200_000_sources() {
     let mut raw = target.attacker();
     let mut tensors = vec![leaf(1, f32s(4, 0))];
     tensors.extend((2..=200_000).map(|id| of_graph(id, op::VIEW, &[id - 1], f32s(4, 0))));
-    raw.send(Script::default().graph(&[200_000], &tensors));
+    raw.send(Script::new(protocol).graph(&[200_000], &tensors));
     raw.is_closed("a chain that is more than the quota");
     target.is_well("a long chain");
 }
 
 /// Ends upstream's server with an exception.
-#[test]
-fn absurd_message_lengths() {
-    let mut target = Target::new();
+fn absurd_message_lengths(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     for &command in Command::ALL {
         for len in [1 << 63, u64::MAX, (1 << 26) + (1 << 20)] {
             target.costs("a length", |s| {
@@ -511,9 +520,8 @@ fn absurd_message_lengths() {
 }
 
 /// Writes, reads and views beyond a tensor: upstream's server aborts.
-#[test]
-fn accesses_beyond_a_tensor() {
-    let mut target = Target::new();
+fn accesses_beyond_a_tensor(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     for (offset, size) in [(0u64, 17u64), (13, 4), (u64::MAX, 2), (1 << 63, 1 << 63)] {
         let tensor = f32s(4, 0);
         target.costs("a read", |s| {
@@ -557,24 +565,23 @@ fn accesses_beyond_a_tensor() {
     }
     // The client may read within its own buffer.
     let mut raw = target.attacker();
-    raw.send(Script::default().graph(&[9, 10], &view(4, 64)));
+    raw.send(Script::new(protocol).graph(&[9, 10], &view(4, 64)));
     assert_eq!(raw.read(f32s(4, 1024), 0, 16), [0; 16]);
     drop(raw);
     target.is_well("a view within");
 }
 
 /// Upstream caches one client's data under a 64-bit hash for all others.
-#[test]
-fn hashed_data_is_not_shared_between_clients() {
-    let mut target = Target::new();
+fn hashed_data_is_not_shared_between_clients(protocol: &'static Protocol) {
+    let mut target = Target::with(options(protocol));
     let mut raw = target.attacker();
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     let mut payload = Request::SetTensor {
         tensor: f32s(4, 0),
         cache: true,
         offset: 0,
     }
-    .payload(&samite_wire::rpc::version::V7);
+    .payload(protocol);
     payload.extend([7; 16]);
     script.frame(Command::SetTensor, payload.len() as u64, &payload);
     raw.send(&script);
@@ -598,13 +605,12 @@ fn hashed_data_is_not_shared_between_clients() {
 }
 
 /// The protocol has no authentication; llama.cpp #13061.
-#[test]
-fn slow_clients_and_floods() {
+fn slow_clients_and_floods(protocol: &'static Protocol) {
     let mut target = Target::with(ServerOptions {
         memory_per_client: Some(64 << 10),
         buffers: 8,
         clients: 12,
-        ..ServerOptions::default()
+        ..options(protocol)
     });
     // Half a message, then single bytes.
     let mut slow: Vec<_> = (0..4).map(|_| target.attacker()).collect();

@@ -1,6 +1,7 @@
 //! Timeouts of the server, and fair sharing of its connection slots among clients.
 #![allow(clippy::unwrap_used)]
 
+#[macro_use]
 mod common;
 
 use common::*;
@@ -14,12 +15,22 @@ use samite_core::{
 use samite_rpc::{Server, ServerOptions};
 use samite_wire::numbers::op;
 use samite_wire::rpc::message::Request;
+use samite_wire::rpc::version::Protocol;
 use std::io;
 use std::io::Read;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+test_with_each_protocol! {
+    a_graph_stops_when_its_client_disconnects
+    the_server_survives_accept_errors
+    silent_clients_do_not_block_other_clients
+    a_greeting_has_a_time_limit
+    an_address_with_many_idle_clients_loses_one_to_another_address
+    an_unread_reply_closes_the_connection
+}
 
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -70,19 +81,18 @@ impl Stream for EndlessStream {
     }
 }
 
-#[test]
-fn a_graph_stops_when_its_client_disconnects() {
+fn a_graph_stops_when_its_client_disconnects(protocol: &'static Protocol) {
     let runs = Arc::new(AtomicUsize::new(0));
     let endless: Arc<dyn Device> = Arc::new(WrappedDevice(Endless {
         inner: device("endless", &[]),
         runs: Arc::clone(&runs),
     }));
-    let (server, address) = serve_devices(vec![endless], ServerOptions::default());
+    let (server, address) = serve_devices(vec![endless], options(protocol));
     // Requests that the client sent after the graph are no longer read.
     for requests_behind in [0, 1000] {
         let mut raw = Raw::connect(&address);
         assert_eq!(raw.allocate(256), 1);
-        let mut script = Script::default();
+        let mut script = Script::new(protocol);
         let tensors = [
             of_graph(7, op::NONE, &[], f32s(4, 0)),
             of_graph(9, op::SQR, &[7], f32s(4, 64)),
@@ -181,26 +191,24 @@ fn serve_scripted(failures: usize, hosts: &[u8], options: ServerOptions) -> (Arc
     (server, address)
 }
 
-#[test]
-fn the_server_survives_accept_errors() {
+fn the_server_survives_accept_errors(protocol: &'static Protocol) {
     let mut environment = Environment::system();
     environment.clock = Arc::new(Sleepless);
     let options = ServerOptions {
         environment,
-        ..ServerOptions::default()
+        ..options(protocol)
     };
     let (_server, address) = serve_scripted(1000, &[], options);
     let mut raw = Raw::connect(&address);
     assert_eq!(raw.ask(&Request::DeviceCount).len(), 4);
 }
 
-#[test]
-fn silent_clients_do_not_block_other_clients() {
+fn silent_clients_do_not_block_other_clients(protocol: &'static Protocol) {
     // No timeout ends them.
     let (server, address) = serve(ServerOptions {
         clients: 3,
         greeting: LONG,
-        ..ServerOptions::default()
+        ..options(protocol)
     });
     let mut silent: Vec<_> = (0..9).map(|_| Raw::silent(&address)).collect();
     let mut clients: Vec<_> = (0..3).map(|_| Raw::connect(&address)).collect();
@@ -217,16 +225,15 @@ fn silent_clients_do_not_block_other_clients() {
     assert_eq!(server.clients(), 3);
 }
 
-#[test]
-fn a_greeting_has_a_time_limit() {
+fn a_greeting_has_a_time_limit(protocol: &'static Protocol) {
     let (server, address) = serve(ServerOptions {
         greeting: SHORT,
-        ..ServerOptions::default()
+        ..options(protocol)
     });
     let mut silent = Raw::silent(&address);
     silent.is_closed("no greeting");
     let mut slow = Raw::silent(&address);
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     script.request(&Request::Hello);
     script.0.truncate(4);
     slow.send(&script);
@@ -234,14 +241,13 @@ fn a_greeting_has_a_time_limit() {
     wait(|| server.clients() == 0);
 }
 
-#[test]
-fn an_address_with_many_idle_clients_loses_one_to_another_address() {
+fn an_address_with_many_idle_clients_loses_one_to_another_address(protocol: &'static Protocol) {
     let (_server, address) = serve_scripted(
         0,
         &[1, 1, 1, 2, 1, 3],
         ServerOptions {
             clients: 4,
-            ..ServerOptions::default()
+            ..options(protocol)
         },
     );
     let mut all: Vec<_> = (0..4).map(|_| Raw::connect(&address)).collect();
@@ -258,12 +264,11 @@ fn an_address_with_many_idle_clients_loses_one_to_another_address() {
     }
 }
 
-#[test]
-fn an_unread_reply_closes_the_connection() {
+fn an_unread_reply_closes_the_connection(protocol: &'static Protocol) {
     const SIZE: u64 = 64 << 20;
     let (server, address) = serve(ServerOptions {
         patience: SHORT,
-        ..ServerOptions::default()
+        ..options(protocol)
     });
     let mut raw = Raw::connect(&address);
     assert_eq!(raw.allocate(SIZE), 1);

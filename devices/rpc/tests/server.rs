@@ -1,5 +1,7 @@
 //! The server: permitted requests, and violations, which only cost the client's own connection.
+#![allow(clippy::unwrap_used)] // test helpers may unwrap
 
+#[macro_use]
 mod common;
 
 use common::*;
@@ -7,13 +9,30 @@ use samite_core::DType;
 use samite_rpc::{Server, ServerOptions};
 use samite_wire::numbers::{flag, op};
 use samite_wire::rpc::frame::Command;
-use samite_wire::rpc::message::{ASKS_SUPPORT, Request};
+use samite_wire::rpc::graph::LAST;
+use samite_wire::rpc::message::{ASKS_SUPPORT, Pieces, Request};
 use samite_wire::rpc::record::Record;
+use samite_wire::rpc::version::Protocol;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 const SHORT: Duration = Duration::from_millis(300);
+
+test_with_each_protocol! {
+    a_client_computes
+    sizes_and_support_can_be_queried_before_allocation
+    graphs_that_only_ggml_builds_are_computed
+    graphs_are_cached_until_their_memory_is_freed
+    attacks_cost_only_the_attackers_connection
+    client_memory_is_isolated
+    memory_buffers_and_clients_are_limited
+    partial_messages_time_out
+    commands_before_the_greeting_are_refused
+    long_view_chains_terminate
+    any_operation_is_computed_or_refused
+    mutated_sessions_end_without_harm
+}
 
 /// Appends `y = x * x` of four numbers: x at 0, y at 64.
 fn square(script: &mut Script) {
@@ -24,9 +43,8 @@ fn square(script: &mut Script) {
     script.graph(&[9], &tensors);
 }
 
-#[test]
-fn a_client_computes() {
-    let (server, address) = serve(ServerOptions::default());
+fn a_client_computes(protocol: &'static Protocol) {
+    let (server, address) = serve(options(protocol));
     let mut raw = Raw::connect(&address);
     assert_eq!(raw.ask(&Request::DeviceCount), 1u32.to_le_bytes());
     assert!(
@@ -38,15 +56,15 @@ fn a_client_computes() {
     assert_eq!(raw.allocate(256), 1);
     assert_eq!(raw.number(&Request::BufferGetBase { buffer: 1 }), BASE);
     assert_eq!(server.memory_in_use(), 256);
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     script.write(f32s(4, 0), 4, &bytes(&[2.0, 3.0, 4.0]));
     square(&mut script);
     raw.send(&script);
     assert_eq!(values(&raw.read(f32s(4, 64), 0, 16)), [0.0, 4.0, 9.0, 16.0]);
     // The same graph with other numbers.
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     script.write(f32s(4, 0), 0, &bytes(&[5.0]));
-    script.request(&Request::GraphRecompute { device: 0 });
+    script.request(&RECOMPUTE);
     raw.send(&script);
     assert_eq!(values(&raw.read(f32s(4, 64), 0, 8)), [25.0, 4.0]);
     let from = f32s(4, 64);
@@ -78,8 +96,7 @@ fn a_client_computes() {
     wait(|| server.clients() == 0 && server.memory_in_use() == 0);
 }
 
-#[test]
-fn sizes_and_support_can_be_queried_before_allocation() {
+fn sizes_and_support_can_be_queried_before_allocation(protocol: &'static Protocol) {
     let lent = vec![device("lent", &["sqr", "sum"])];
     let fallbacks = vec![
         device("first", &["sum", "sqrt"]),
@@ -89,7 +106,7 @@ fn sizes_and_support_can_be_queried_before_allocation() {
         lent,
         ServerOptions {
             fallbacks,
-            ..ServerOptions::default()
+            ..options(protocol)
         },
     );
     let mut raw = Raw::connect(&address);
@@ -119,7 +136,7 @@ fn sizes_and_support_can_be_queried_before_allocation() {
     assert_eq!(raw.number(&question(ASKS_SUPPORT, op::SUM, 1)), 0);
     assert_eq!(raw.number(&question(ASKS_SUPPORT, op::SQR, 5)), 0, "shapes");
     assert_eq!(raw.allocate(256), 1);
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     script.write(f32s(4, 0), 0, &bytes(&[2.0; 4]));
     let tensors = [
         of_graph(7, op::NONE, &[], f32s(4, 0)),
@@ -136,7 +153,7 @@ fn sizes_and_support_can_be_queried_before_allocation() {
         of_graph(7, op::NONE, &[], f32s(4, 0)),
         of_graph(9, op::SUM, &[7], f32s(1, 64)),
     ];
-    raw.send(Script::default().graph(&[9], &sum));
+    raw.send(raw.script().graph(&[9], &sum));
     raw.is_closed("an operation that no device has");
 }
 
@@ -159,18 +176,17 @@ fn node(
     let mut node = of_graph(100, number, &ids, result);
     node.op_params[..params.len()].copy_from_slice(params);
     tensors.push(node);
-    raw.send(Script::default().graph(&[100], &tensors));
+    raw.send(raw.script().graph(&[100], &tensors));
     values(&raw.read(f32s(n as usize, 512), 0, 4 * n))
 }
 
 /// Graphs that ggml's programs build but samite does not, with values computed by hand.
-#[test]
-fn graphs_that_only_ggml_builds_are_computed() {
-    let (_server, address) = serve(ServerOptions::default());
+fn graphs_that_only_ggml_builds_are_computed(protocol: &'static Protocol) {
+    let (_server, address) = serve(options(protocol));
     let mut raw = Raw::connect(&address);
     assert_eq!(raw.allocate(1024), 1);
     let numbers: Vec<f32> = (1..=10).map(|i| i as f32).collect();
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     script.write(f32s(10, 0), 0, &bytes(&numbers));
     script.write(f32s(2, 64), 0, &[0, 0, 0, 0, 1, 0, 0, 0]); // row numbers 0 and 1
     raw.send(&script);
@@ -253,21 +269,20 @@ fn graphs_that_only_ggml_builds_are_computed() {
     assert_eq!(set, [1.0, 9.0, 10.0, 4.0]);
 }
 
-#[test]
-fn graphs_are_cached_until_their_memory_is_freed() {
-    let (server, address) = serve(ServerOptions::default());
+fn graphs_are_cached_until_their_memory_is_freed(protocol: &'static Protocol) {
+    let (server, address) = serve(options(protocol));
     let mut raw = Raw::connect(&address);
     assert_eq!((raw.allocate(256), raw.allocate(64)), (1, 2));
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     square(&mut script);
     script.request(&Request::FreeBuffer { buffer: 2 });
-    script.request(&Request::GraphRecompute { device: 0 });
+    script.request(&RECOMPUTE);
     raw.send(&script);
     assert_eq!(raw.read(f32s(4, 64), 0, 4).len(), 4);
     raw.tell(&Request::FreeBuffer { buffer: 1 });
     assert_eq!(raw.number(&Request::GetAlignment { device: 0 }) % 2, 0);
     assert_eq!(server.memory_in_use(), 0);
-    raw.tell(&Request::GraphRecompute { device: 0 });
+    raw.tell(&RECOMPUTE);
     raw.is_closed("a graph whose memory is gone");
 }
 
@@ -275,7 +290,7 @@ fn graphs_are_cached_until_their_memory_is_freed() {
 type Attack = Box<dyn Fn(&mut Script)>;
 
 /// Returns the attacks, each with its name.
-fn attacks() -> Vec<(&'static str, Attack)> {
+fn attacks(protocol: &'static Protocol) -> Vec<(&'static str, Attack)> {
     let mut all: Vec<(&'static str, Attack)> = Vec::new();
     let mut add = |name, attack: Attack| all.push((name, attack));
     let everywhere = |record: Record| {
@@ -424,28 +439,25 @@ fn attacks() -> Vec<(&'static str, Attack)> {
     add(
         "a graph of device 1",
         Box::new(|script| {
-            script.frame(
-                Command::GraphCompute,
-                12,
-                &[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-            );
+            script.graph_of(1, LAST, &[], &[]);
         }),
     );
     for (nodes, tensors) in [(u32::MAX, 0), (0, u32::MAX), (1 << 18, 0)] {
         add(
             "a graph that is longer than its message",
             Box::new(move |script| {
-                let mut payload = vec![0; 4];
+                let (least, _) = Command::GraphCompute.payload(protocol);
+                let mut payload = vec![0; least as usize - 8];
                 payload.extend(nodes.to_le_bytes());
                 payload.extend(tensors.to_le_bytes());
-                script.frame(Command::GraphCompute, 12, &payload);
+                script.frame(Command::GraphCompute, least, &payload);
             }),
         );
     }
     add(
         "nothing was computed",
         Box::new(|script| {
-            script.request(&Request::GraphRecompute { device: 0 });
+            script.request(&RECOMPUTE);
         }),
     );
 
@@ -496,7 +508,7 @@ fn attacks() -> Vec<(&'static str, Attack)> {
         Request::GetAlignment { device },
         Request::GetMaxSize { device },
         Request::GetDeviceMemory { device },
-        Request::GraphRecompute { device },
+        Request::GraphRecompute { device, uid: LAST },
         Request::GetAllocSize {
             device,
             tensor: f32s(4, 0),
@@ -531,7 +543,7 @@ fn attacks() -> Vec<(&'static str, Attack)> {
             );
         }
     }
-    for number in [18, 0x16, 255] {
+    for number in [protocol.commands, 23, 0x1c, 255] {
         add(
             "a command that is none",
             Box::new(move |script| script.0.extend([number, 0, 0, 0, 0, 0, 0, 0, 0])),
@@ -540,12 +552,11 @@ fn attacks() -> Vec<(&'static str, Attack)> {
     all
 }
 
-#[test]
-fn attacks_cost_only_the_attackers_connection() {
+fn attacks_cost_only_the_attackers_connection(protocol: &'static Protocol) {
     let (server, address) = serve(ServerOptions {
         memory: Some(1 << 20),
         patience: SHORT,
-        ..ServerOptions::default()
+        ..options(protocol)
     });
     let mut witness = Raw::connect(&address);
     assert_eq!(witness.allocate(4096), 1);
@@ -553,12 +564,12 @@ fn attacks_cost_only_the_attackers_connection() {
         buffer: 1,
         value: 0x55,
     });
-    let all = attacks();
+    let all = attacks(protocol);
     assert!(all.len() > 200, "{}", all.len());
     for (name, attack) in all {
         let mut raw = Raw::connect(&address);
         assert_eq!(raw.allocate(4096), 1);
-        let mut script = Script::default();
+        let mut script = Script::new(protocol);
         attack(&mut script);
         raw.send(&script);
         raw.is_closed(name);
@@ -568,9 +579,8 @@ fn attacks_cost_only_the_attackers_connection() {
     }
 }
 
-#[test]
-fn client_memory_is_isolated() {
-    let (_server, address) = serve(ServerOptions::default());
+fn client_memory_is_isolated(protocol: &'static Protocol) {
+    let (_server, address) = serve(options(protocol));
     let (mut a, mut b) = (Raw::connect(&address), Raw::connect(&address));
     for (raw, value) in [(&mut a, 1), (&mut b, 2)] {
         assert_eq!(raw.allocate(64), 1);
@@ -589,14 +599,13 @@ fn client_memory_is_isolated() {
     assert_eq!(a.read(f32s(16, 0), 0, 64), [1; 64]);
 }
 
-#[test]
-fn memory_buffers_and_clients_are_limited() {
+fn memory_buffers_and_clients_are_limited(protocol: &'static Protocol) {
     let (server, address) = serve(ServerOptions {
         memory: Some(3000),
         memory_per_client: Some(2000),
         clients: 2,
         buffers: 3,
-        ..ServerOptions::default()
+        ..options(protocol)
     });
     let (mut a, mut b) = (Raw::connect(&address), Raw::connect(&address));
     assert_eq!(a.number(&Request::GetMaxSize { device: 0 }), 2000);
@@ -613,7 +622,7 @@ fn memory_buffers_and_clients_are_limited() {
     third.tell(&Request::Hello);
     third.is_closed("a third client");
     // Graphs also use memory.
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     let tensors = vec![of_graph(1, op::NONE, &[], f32s(1, 0)); 10];
     a.send(script.graph(&[], &tensors));
     a.is_closed("a graph that is more than this client may take");
@@ -621,11 +630,10 @@ fn memory_buffers_and_clients_are_limited() {
     assert_eq!(Raw::connect(&address).allocate(1500), 1);
 }
 
-#[test]
-fn partial_messages_time_out() {
+fn partial_messages_time_out(protocol: &'static Protocol) {
     let (server, address) = serve(ServerOptions {
         patience: SHORT,
-        ..ServerOptions::default()
+        ..options(protocol)
     });
     let mut idle = Raw::connect(&address);
     let mut halves: Vec<_> = (0..3).map(|_| Raw::connect(&address)).collect();
@@ -633,7 +641,7 @@ fn partial_messages_time_out() {
         .0
         .write_all(&[Command::DeviceCount as u8])
         .unwrap();
-    let mut script = Script::default();
+    let mut script = Script::new(protocol);
     script.frame(Command::GraphCompute, 32 << 20, &[0; 12]);
     halves[1].send(&script);
     // Byte by byte, each in time.
@@ -649,19 +657,17 @@ fn partial_messages_time_out() {
     assert_eq!(server.clients(), 1);
 }
 
-#[test]
-fn commands_before_the_greeting_are_refused() {
-    let (_server, address) = serve(ServerOptions::default());
+fn commands_before_the_greeting_are_refused(protocol: &'static Protocol) {
+    let (_server, address) = serve(options(protocol));
     for &command in Command::ALL.iter().filter(|&&c| c != Command::Hello) {
         let mut raw = Raw::silent(&address);
-        raw.send(Script::default().frame(command, 0, &[]));
+        raw.send(raw.script().frame(command, 0, &[]));
         raw.is_closed("no greeting");
     }
 }
 
-#[test]
-fn long_view_chains_terminate() {
-    let (_server, address) = serve(ServerOptions::default());
+fn long_view_chains_terminate(protocol: &'static Protocol) {
+    let (_server, address) = serve(options(protocol));
     for number in [op::VIEW, op::RESHAPE, op::SQR] {
         let mut raw = Raw::connect(&address);
         raw.allocate(64);
@@ -669,19 +675,18 @@ fn long_view_chains_terminate() {
         let mut tensors = vec![of_graph(1, op::NONE, &[], f32s(4, 0))];
         tensors.extend((2..=100_000).map(link));
         tensors.push(of_graph(100_001, op::SQR, &[100_000], f32s(4, 0)));
-        raw.send(Script::default().graph(&[100_001], &tensors));
+        raw.send(raw.script().graph(&[100_001], &tensors));
         assert_eq!(raw.read(f32s(4, 0), 0, 4), [0; 4]);
     }
 }
 
 /// No operation with any number of operands ends the server.
-#[test]
-fn any_operation_is_computed_or_refused() {
-    let server = Server::new(vec![device("reference", &[])], ServerOptions::default());
+fn any_operation_is_computed_or_refused(protocol: &'static Protocol) {
+    let server = Server::new(vec![device("reference", &[])], options(protocol));
     for number in 0..=op::COUNT {
         for operands in 0..=10 {
             for word in [0, 1, -1] {
-                let mut script = Script::default();
+                let mut script = Script::new(protocol);
                 script.request(&Request::Hello);
                 script.request(&Request::AllocBuffer {
                     device: 0,
@@ -711,9 +716,8 @@ fn play(server: &Arc<Server>, requests: &[u8]) {
     assert_eq!((server.clients(), server.memory_in_use()), (0, 0));
 }
 
-#[test]
-fn mutated_sessions_end_without_harm() {
-    let mut script = Script::default();
+fn mutated_sessions_end_without_harm(protocol: &'static Protocol) {
+    let mut script = Script::new(protocol);
     script.request(&Request::Hello);
     for device in [0, 1] {
         script.request(&Request::GetMaxSize { device: 0 });
@@ -730,7 +734,7 @@ fn mutated_sessions_end_without_harm() {
         of_graph(9, op::SOFT_MAX, &[8], tensor(DType::F32, [2, 2, 1, 1], 192)),
     ];
     script.graph(&[7, 8, 9], &tensors);
-    script.request(&Request::GraphRecompute { device: 0 });
+    script.request(&RECOMPUTE);
     let (tensor, offset, size) = (f32s(4, 192), 0, 16);
     script.request(&Request::GetTensor {
         tensor,
@@ -747,10 +751,30 @@ fn mutated_sessions_end_without_harm() {
         size,
         value: 3,
     });
+    if protocol.has_uids() {
+        let pieces = Pieces {
+            offset: 0,
+            len: 4,
+            count: 2,
+            stride: 8,
+        };
+        script.write_pieces(tensor, pieces, &[5; 8]);
+        script.request(&Request::GetTensor2d { tensor, pieces });
+        script.request(&Request::CommInit {
+            device: 0,
+            rank: 0,
+            world: 2,
+            port: 0,
+            host: [0; 64],
+        });
+        script.request(&Request::CommFree { device: 0 });
+        script.graph_of(1, 77, &[7, 8, 9], &tensors);
+        script.request(&Request::GraphRecompute { device: 1, uid: 77 });
+    }
     script.request(&Request::FreeBuffer { buffer: 1 });
     let options = ServerOptions {
         memory: Some(1 << 16),
-        ..ServerOptions::default()
+        ..options(protocol)
     };
     let devices = vec![device("a", &[]), device("b", &["sqr"])];
     let server: Arc<Server> = Server::new(devices, options);

@@ -32,4 +32,4 @@ pub use samite_remote::{
     settings_folder,
 };
 #[cfg(feature = "rpc")]
-pub use samite_rpc::{ClientOptions, Server, ServerOptions};
+pub use samite_rpc::{ClientOptions, Protocol as RpcProtocol, Server, ServerOptions};

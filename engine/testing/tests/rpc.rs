@@ -9,7 +9,7 @@ use samite_core::{
 };
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
-use samite_rpc::{ClientOptions, RpcBackend, Server, ServerOptions};
+use samite_rpc::{ClientOptions, Protocol, RpcBackend, Server, ServerOptions};
 use samite_testing::{ContractOutcome, Suite, check_contract, run_suite};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +22,14 @@ fn serve(devices: Vec<Arc<dyn Device>>, options: ServerOptions) -> String {
     let server = Server::new(devices, options);
     std::thread::spawn(move || server.serve(&*listener));
     address
+}
+
+/// Returns options for each protocol.
+fn protocols() -> [ServerOptions; 2] {
+    [7, 8].map(|major| ServerOptions {
+        protocol: Protocol::for_major(major).unwrap(),
+        ..ServerOptions::default()
+    })
 }
 
 fn connect(address: &str) -> Vec<Arc<dyn Device>> {
@@ -54,14 +62,16 @@ fn devices_behind_a_server_fulfil_the_contract() {
         reference(asynchronous),
         cpu(),
     ];
-    let devices = connect(&serve(lent, ServerOptions::default()));
-    let names: Vec<_> = devices.iter().map(|device| device.name()).collect();
-    assert_eq!(names, ["RPC0", "RPC1", "RPC2"]);
-    for device in devices {
-        let report = check_contract(&device);
-        for (name, outcome) in &report.checks {
-            let is_bad = matches!(outcome, ContractOutcome::Failed(_));
-            assert!(!is_bad, "{}: {name}: {outcome:?}", device.name());
+    for options in protocols() {
+        let devices = connect(&serve(lent.clone(), options));
+        let names: Vec<_> = devices.iter().map(|device| device.name()).collect();
+        assert_eq!(names, ["RPC0", "RPC1", "RPC2"]);
+        for device in devices {
+            let report = check_contract(&device);
+            for (name, outcome) in &report.checks {
+                let is_bad = matches!(outcome, ContractOutcome::Failed(_));
+                assert!(!is_bad, "{}: {name}: {outcome:?}", device.name());
+            }
         }
     }
 }
@@ -73,11 +83,18 @@ fn results_match_those_of_the_local_device() {
         None => suite.run(device),
         _ => run_suite(device, filter, &mut |_| {}),
     };
-    for (device, filter) in [
-        (cpu(), None),
-        (reference(ReferenceOptions::default()), Some("mul")),
+    let [old, new] = protocols();
+    let reference = reference(ReferenceOptions::default());
+    for (device, filter, options) in [
+        (cpu(), None, new),
+        (
+            Arc::clone(&reference),
+            Some("mul"),
+            ServerOptions::default(),
+        ),
+        (reference, Some("glu"), old),
     ] {
-        let remote = connect(&serve(vec![Arc::clone(&device)], ServerOptions::default()));
+        let remote = connect(&serve(vec![Arc::clone(&device)], options));
         let [remote] = <[_; 1]>::try_from(remote).unwrap();
         let near = run(&device, filter);
         let far = run(&remote, filter);
@@ -236,12 +253,12 @@ fn unusable_servers_are_rejected_with_reasons() {
         let mut client = other.accept().unwrap();
         client.receive(&mut [0; 64]).unwrap();
         let mut reply = 28u64.to_le_bytes().to_vec();
-        reply.extend([8, 0, 0]);
+        reply.extend([9, 0, 0]);
         reply.resize(36, 0);
         client.send(&reply).unwrap();
         let _ = client.receive(&mut [0; 64]);
     });
     let backend = RpcBackend::connect(&[&address], &ClientOptions::default());
     let why = &backend.rejected()[0].why;
-    assert!(why.contains("8.0.0") && why.contains("7.0.0"), "{why}");
+    assert!(why.contains("9.0.0") && why.contains("7.0.0"), "{why}");
 }

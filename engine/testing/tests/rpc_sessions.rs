@@ -10,7 +10,7 @@
 use samite_core::environment::{Network, SystemNetwork};
 use samite_core::{Backend, Device};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
-use samite_rpc::{ClientOptions, RpcBackend, Server, ServerOptions};
+use samite_rpc::{ClientOptions, Protocol, RpcBackend, Server, ServerOptions};
 use samite_testing::run_suite;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -41,8 +41,9 @@ const MAX_BYTES: usize = 32 << 10;
 /// Default number of sessions.
 const SESSIONS: u64 = 256;
 
-fn server() -> Arc<Server> {
+fn server(protocol: &'static Protocol) -> Arc<Server> {
     let options = ServerOptions {
+        protocol,
         memory: Some(QUOTA),
         patience: Duration::from_secs(1),
         ..ServerOptions::default()
@@ -51,10 +52,14 @@ fn server() -> Arc<Server> {
 }
 
 /// Records the client's requests while it runs the cases of an operation.
-fn record(operation: &str) -> Vec<Frame> {
+fn record(protocol: &'static Protocol, operation: &str) -> Vec<Frame> {
     let listener = SystemNetwork.listen("127.0.0.1:0").unwrap();
     let address = listener.address().unwrap();
-    let behind = Server::new(vec![device()], ServerOptions::default());
+    let options = ServerOptions {
+        protocol,
+        ..ServerOptions::default()
+    };
+    let behind = Server::new(vec![device()], options);
     std::thread::spawn(move || behind.serve(&*listener));
     let relay = TcpListener::bind("127.0.0.1:0").unwrap();
     let here = relay.local_addr().unwrap().to_string();
@@ -170,7 +175,7 @@ fn change(frames: &mut Vec<Frame>, random: &mut Random) {
             frames.insert(other, again);
         }
         2 => frames.swap(at, other),
-        3 => frames[at].command = random.below(20) as u8,
+        3 => frames[at].command = random.below(25) as u8,
         4 => frames[at].len = STRANGE[random.below(STRANGE.len())],
         5 => {
             let payload = &mut frames[at].payload;
@@ -210,6 +215,12 @@ fn change(frames: &mut Vec<Frame>, random: &mut Random) {
 
 #[test]
 fn mutated_client_sessions_are_harmless() {
+    for major in [7, 8] {
+        mutate(Protocol::for_major(major).unwrap());
+    }
+}
+
+fn mutate(protocol: &'static Protocol) {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     // A fixed number of sessions, unless the variable sets a time.
     let seconds = number("SAMITE_RPC_SESSIONS_SECONDS");
@@ -223,8 +234,8 @@ fn mutated_client_sessions_are_harmless() {
         "rope",
         "cpy",
     ]
-    .map(record);
-    let server = server();
+    .map(|operation| record(protocol, operation));
+    let server = server(protocol);
     let calm: Vec<Vec<u8>> = sessions
         .iter()
         .map(|frames| play(&server, frames, usize::MAX))

@@ -3,10 +3,10 @@
 use samite_testing::Rng;
 use samite_wire::numbers::{flag, op};
 use samite_wire::rpc::frame::{Command, HEADER};
-use samite_wire::rpc::graph::GraphMessage;
+use samite_wire::rpc::graph::{GraphMessage, LAST};
 use samite_wire::rpc::message::Request;
 use samite_wire::rpc::record::Record;
-use samite_wire::rpc::version::V7;
+use samite_wire::rpc::version::V8;
 
 /// Maximum number of actions of all hostile clients in one case.
 const MAX_ACTIONS: usize = 32;
@@ -54,8 +54,8 @@ impl Hostile {
     pub fn overhear(&mut self, bytes: &[u8]) {
         let is_whole = bytes.split_at_checked(HEADER).is_some_and(|(head, rest)| {
             let len = u64::from_le_bytes(std::array::from_fn(|i| head[1 + i]));
-            ![Command::SetTensor as u8, Command::Hello as u8].contains(&head[0])
-                && len == rest.len() as u64
+            let excluded = [Command::SetTensor, Command::SetTensor2d, Command::Hello];
+            excluded.iter().all(|&command| command as u8 != head[0]) && len == rest.len() as u64
         });
         if is_whole && self.known.len() < MAX_KNOWN {
             self.known.push(bytes.to_vec());
@@ -203,7 +203,7 @@ impl Hostile {
                     from: tensor,
                     to: self.place(),
                 },
-                6 => Request::GraphRecompute { device },
+                6 => Request::GraphRecompute { device, uid: LAST },
                 7 => {
                     let payload = self.graph();
                     all.extend(Command::GraphCompute.header(payload.len() as u64));
@@ -216,7 +216,7 @@ impl Hostile {
                         cache: false,
                         offset,
                     };
-                    let mut payload = request.payload(&V7);
+                    let mut payload = request.payload(&V8);
                     payload.extend(vec![0x5a; size.min(2048) as usize]);
                     all.extend(Command::SetTensor.header(payload.len() as u64));
                     all.extend(payload);
@@ -252,12 +252,12 @@ impl Hostile {
             src: std::array::from_fn(|i| u64::from(i == 0)),
             ..self.place()
         };
-        GraphMessage::write(0, &[2], &[leaf, node])
+        GraphMessage::write(&V8, 0, LAST, &[2], &[leaf, node])
     }
 }
 
 fn message(request: &Request) -> Vec<u8> {
-    let payload = request.payload(&V7);
+    let payload = request.payload(&V8);
     let mut message = request.command().header(payload.len() as u64).to_vec();
     message.extend(payload);
     message

@@ -1,13 +1,14 @@
 //! Memory of a server.
 
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, PIECE};
 use samite_core::{
-    Buffer, BufferType, Error, Location, MemoryId, Result, Slot, TensorInfo, TensorRef, Usage,
+    Buffer, BufferType, Error, Location, MemoryId, Result, Rows, Slot, TensorInfo, TensorRef, Usage,
 };
 use samite_wire::export::{bare, describe};
 use samite_wire::numbers::Release;
+use samite_wire::rpc::frame::Command;
 use samite_wire::rpc::graph::MAX_SOURCES;
-use samite_wire::rpc::message::Request;
+use samite_wire::rpc::message::{Pieces, Request};
 use samite_wire::rpc::record::Record;
 use std::any::Any;
 use std::sync::{Arc, Weak};
@@ -52,7 +53,7 @@ impl RpcBufferType {
             Error::unsupported(&self.name, format!("tensor '{}'", tensor.name), reason)
         };
         bare(&tensor.layout)
-            .and_then(|tensor| Record::from_description(&tensor, self.endpoint.numbers()))
+            .and_then(|tensor| Record::from_description(&tensor, self.endpoint.protocol.numbers))
             .map_err(refused)
     }
 
@@ -65,7 +66,7 @@ impl RpcBufferType {
             return Ok(None);
         }
         Ok(match tensor.node {
-            Some(node) => question(node, self.number, self.endpoint.numbers()),
+            Some(node) => question(node, self.number, self.endpoint.protocol.numbers),
             None => Some(Request::GetAllocSize {
                 device: self.number,
                 tensor: record,
@@ -211,6 +212,54 @@ impl RpcBuffer {
         self.record(slot)
     }
 
+    /// Returns whether messages can hold several of these rows.
+    fn has_pieces(&self, rows: &Rows) -> bool {
+        let commands = self.endpoint().protocol.commands;
+        commands > Command::GetTensor2d as u8
+            && rows.count > 1
+            && rows.len <= PIECE
+            && rows.len <= rows.stride
+    }
+
+    /// Calls `f` for each message that `rows` take, with the tensor, its pieces, and their starts
+    /// in `host` bytes.
+    fn each_message(
+        &self,
+        tensor: Slot,
+        rows: Rows,
+        host: usize,
+        mut f: impl FnMut(Record, Pieces, &[usize]) -> Result<()>,
+    ) -> Result<()> {
+        let mut send = |offset: usize, starts: &mut Vec<usize>| {
+            let span = starts.len().saturating_sub(1) * rows.stride + rows.len;
+            let pieces = Pieces {
+                offset: offset as u64,
+                len: rows.len as u64,
+                count: starts.len() as u64,
+                stride: rows.stride as u64,
+            };
+            f(self.part(tensor, offset, span)?, pieces, starts)?;
+            starts.clear();
+            Ok(())
+        };
+        let most = PIECE / rows.len.max(1);
+        let (mut first, mut starts) = (0, Vec::new());
+        rows.each(tensor.layout.bytes(), host, |offset, piece| {
+            if starts.is_empty() {
+                first = offset;
+            }
+            starts.push(piece.start);
+            match starts.len() {
+                count if count == most => send(first, &mut starts),
+                _ => Ok(()),
+            }
+        })?;
+        match starts.len() {
+            0 => Ok(()),
+            _ => send(first, &mut starts),
+        }
+    }
+
     fn endpoint(&self) -> &Endpoint {
         &self.memory.endpoint
     }
@@ -249,13 +298,9 @@ impl Buffer for RpcBuffer {
     }
 
     fn write(&self, tensor: Slot, offset: usize, data: &[u8]) -> Result<()> {
-        let request = Request::SetTensor {
-            tensor: self.part(tensor, offset, data.len())?,
-            cache: false,
-            offset: offset as u64,
-        };
+        let tensor = self.part(tensor, offset, data.len())?;
         self.endpoint()
-            .with(self.name(), |link| link.write(request, data))
+            .with(self.name(), |link| link.write(tensor, offset as u64, data))
     }
 
     fn read(&self, tensor: Slot, offset: usize, out: &mut [u8]) -> Result<()> {
@@ -313,6 +358,46 @@ impl Buffer for RpcBuffer {
         Ok(reply == [1])
     }
 
+    fn write_rows(&self, tensor: Slot, rows: Rows, data: &[u8]) -> Result<()> {
+        let bytes = tensor.layout.bytes();
+        if !self.has_pieces(&rows) {
+            return rows.each(bytes, data.len(), |offset, piece| {
+                self.write(tensor, offset, &data[piece])
+            });
+        }
+        let mut packed = Vec::new();
+        self.each_message(tensor, rows, data.len(), |record, pieces, starts| {
+            packed.clear();
+            for &start in starts {
+                packed.extend_from_slice(&data[start..start + rows.len]);
+            }
+            self.endpoint().with(self.name(), |link| {
+                link.write_pieces(record, pieces, &packed)
+            })
+        })
+    }
+
+    fn read_rows(&self, tensor: Slot, rows: Rows, out: &mut [u8]) -> Result<()> {
+        let bytes = tensor.layout.bytes();
+        if !self.has_pieces(&rows) {
+            return rows.each(bytes, out.len(), |offset, piece| {
+                self.read(tensor, offset, &mut out[piece])
+            });
+        }
+        let mut packed = Vec::new();
+        self.each_message(tensor, rows, out.len(), |tensor, pieces, starts| {
+            packed.resize(starts.len() * rows.len, 0);
+            self.endpoint().with(self.name(), |link| {
+                link.tell(&Request::GetTensor2d { tensor, pieces })?;
+                link.receive(&mut packed)
+            })?;
+            for (&start, row) in starts.iter().zip(packed.chunks_exact(rows.len)) {
+                out[start..start + rows.len].copy_from_slice(row);
+            }
+            Ok(())
+        })
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -322,10 +407,6 @@ impl Drop for RpcBuffer {
     fn drop(&mut self) {
         let buffer = self.handle;
         // A lost server has freed everything.
-        let _ = self.endpoint().with(self.name(), |link| {
-            // Upstream's server drops all graphs.
-            link.last.clear();
-            link.tell(&Request::FreeBuffer { buffer })
-        });
+        let _ = self.endpoint().with(self.name(), |link| link.free(buffer));
     }
 }

@@ -9,6 +9,7 @@ use samite_core::{
 };
 use samite_wire::gaps;
 use samite_wire::rpc::message::{ASKS_SUPPORT, Request};
+use samite_wire::rpc::version::Protocol;
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,7 +47,7 @@ impl RpcDevice {
             return Ok(Support::Yes);
         }
         let flags = ASKS_SUPPORT | self.number;
-        match question(node, flags, self.endpoint.numbers()) {
+        match question(node, flags, self.endpoint.protocol.numbers) {
             None => Ok(Support::no("ggml's RPC protocol has no form for it")),
             // An operation that upstream's server does not support would end the server.
             Some(_) if !self.endpoint.answers_support => Ok(is_safe(node)),
@@ -71,8 +72,8 @@ fn answer(yes: bool) -> Support {
 }
 
 /// Returns the relevant part of a question as a key.
-fn key(question: &Request) -> Vec<u8> {
-    let mut key = question.payload(&samite_wire::rpc::version::V7);
+fn key(question: &Request, protocol: &Protocol) -> Vec<u8> {
+    let mut key = question.payload(protocol);
     key.truncate(
         key.iter()
             .rposition(|&byte| byte != 0)
@@ -137,7 +138,7 @@ impl Device for RpcDevice {
             .map(|(index, &id)| match self.known(graph.node(id)) {
                 Ok(support) => support,
                 Err(question) => {
-                    let key = key(&question);
+                    let key = key(&question, self.endpoint.protocol);
                     match known.get(&key) {
                         Some(&yes) => answer(yes),
                         None => {

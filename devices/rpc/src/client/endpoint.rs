@@ -4,10 +4,11 @@
 use super::ClientOptions;
 use crate::channel::Channel;
 use samite_core::{Error, Result};
-use samite_wire::numbers::Release;
+use samite_wire::rpc::cache::GraphCache;
 use samite_wire::rpc::frame::Command;
-use samite_wire::rpc::message::{Greeting, Request};
-use samite_wire::rpc::version::{Protocol, V7};
+use samite_wire::rpc::message::{Greeting, Pieces, Request};
+use samite_wire::rpc::record::Record;
+use samite_wire::rpc::version::{Protocol, V8};
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const MAX_DEVICES: u32 = 256;
 
 /// Maximum bytes of data per message. Upstream's server keeps a whole message in memory.
-const PIECE: usize = 16 << 20;
+pub(super) const PIECE: usize = 16 << 20;
 
 /// Maximum number of questions in flight. With more, both sides could block on sending while the
 /// network is full in both directions.
@@ -28,7 +29,8 @@ pub(super) struct Endpoint {
     link: Mutex<RpcConnection>,
     /// True if the server can report what its devices support.
     pub answers_support: bool,
-    numbers: &'static Release,
+    /// Protocol that the server speaks.
+    pub protocol: &'static Protocol,
 }
 
 impl fmt::Debug for Endpoint {
@@ -41,8 +43,8 @@ impl fmt::Debug for Endpoint {
 pub(super) struct RpcConnection {
     channel: std::result::Result<Channel, Box<str>>,
     protocol: &'static Protocol,
-    /// Last graph that each device computed.
-    pub last: HashMap<u32, u64>,
+    /// Graphs that each device has.
+    cached: HashMap<u32, GraphCache<()>>,
     /// Set if a request was sent whose success is unknown.
     unconfirmed: bool,
 }
@@ -98,26 +100,51 @@ impl RpcConnection {
     }
 
     /// Writes to a tensor.
-    pub fn write(&mut self, request: Request, data: &[u8]) -> io::Result<()> {
-        let Request::SetTensor {
-            tensor,
-            cache,
-            offset,
-        } = request
-        else {
-            return Err(ErrorKind::InvalidInput.into());
-        };
-        let mut at = 0;
+    pub fn write(&mut self, tensor: Record, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut at = offset;
         for piece in data.chunks(PIECE) {
             let request = Request::SetTensor {
                 tensor,
-                cache,
-                offset: offset + at,
+                cache: false,
+                offset: at,
             };
             self.send(Command::SetTensor, &request.payload(self.protocol), piece)?;
             at += piece.len() as u64;
         }
         Ok(())
+    }
+
+    /// Writes pieces of a tensor.
+    pub fn write_pieces(&mut self, tensor: Record, pieces: Pieces, data: &[u8]) -> io::Result<()> {
+        let request = Request::SetTensor2d { tensor, pieces };
+        self.send(Command::SetTensor2d, &request.payload(self.protocol), data)
+    }
+
+    /// Computes a graph of `tensors` tensors, whose message is only sent if the server does not
+    /// have the graph.
+    pub fn compute(
+        &mut self,
+        device: u32,
+        uid: u64,
+        tensors: usize,
+        message: &[u8],
+    ) -> io::Result<()> {
+        let new = || GraphCache::new(self.protocol);
+        let cached = self.cached.entry(device).or_insert_with(new);
+        if cached.get(uid).is_some() {
+            return self.tell(&Request::GraphRecompute { device, uid });
+        }
+        cached.make_room(uid, tensors);
+        cached.insert(uid, tensors, ());
+        self.send(Command::GraphCompute, message, &[])
+    }
+
+    /// Frees a buffer. Upstream's server then drops all graphs.
+    pub fn free(&mut self, buffer: u64) -> io::Result<()> {
+        for cached in self.cached.values_mut() {
+            cached.drop_if(|()| true);
+        }
+        self.tell(&Request::FreeBuffer { buffer })
     }
 }
 
@@ -135,11 +162,12 @@ impl Endpoint {
             .map_err(failed)?;
         let mut link = RpcConnection {
             channel: Ok(channel),
-            protocol: &V7,
-            last: HashMap::new(),
+            // All protocols have the same greeting.
+            protocol: &V8,
+            cached: HashMap::new(),
             unconfirmed: false,
         };
-        let mut reply = vec![0; Greeting::len(&V7)];
+        let mut reply = vec![0; Greeting::len(&V8)];
         link.tell(&Request::Hello)
             .and_then(|()| link.receive(&mut reply))
             .map_err(failed)?;
@@ -150,19 +178,14 @@ impl Endpoint {
         link.protocol = Protocol::for_version(greeting.version).map_err(unknown)?;
         let count = link.ask(&Request::DeviceCount).map_err(failed)?;
         let count = u32::from_le_bytes(count).min(MAX_DEVICES);
-        let numbers = link.protocol.numbers;
+        let protocol = link.protocol;
         let endpoint = Endpoint {
             address: address.to_owned(),
             link: Mutex::new(link),
             answers_support: greeting.answers_support,
-            numbers,
+            protocol,
         };
         Ok((Arc::new(endpoint), count))
-    }
-
-    /// Returns the numbers of operations and element types in the server's protocol.
-    pub fn numbers(&self) -> &'static Release {
-        self.numbers
     }
 
     pub fn address(&self) -> &str {

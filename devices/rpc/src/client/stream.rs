@@ -3,14 +3,12 @@
 use super::buffer::RpcBuffer;
 use super::device::RpcDevice;
 use samite_core::{
-    Buffer, Device, Error, Op, PlacedGraph, Prepared, Result, RunControl, Stream, Support,
+    Buffer, Device, Error, Op, PlacedGraph, Prepared, Result, Rows, RunControl, Stream, Support,
     TensorId, TensorRef,
 };
 use samite_wire::export::{describe, with_views};
 use samite_wire::numbers::flag;
-use samite_wire::rpc::frame::Command;
 use samite_wire::rpc::graph::{GraphMessage, MAX_SOURCES};
-use samite_wire::rpc::message::Request;
 use samite_wire::rpc::record::Record;
 use std::any::Any;
 use std::sync::Arc;
@@ -24,7 +22,9 @@ pub(super) struct RpcStream {
 struct Message {
     device: Arc<RpcDevice>,
     /// Number that identifies the graph on the connection.
-    number: u64,
+    uid: u64,
+    /// Number of tensors.
+    tensors: usize,
     payload: Vec<u8>,
     /// True if there is nothing to compute.
     is_empty: bool,
@@ -38,9 +38,9 @@ impl Prepared for Message {
     }
 }
 
-/// Returns a unique number for a message of this process.
+/// Returns a unique number for a message of this process. Servers do not cache graph 0.
 fn next() -> u64 {
-    static LAST: AtomicU64 = AtomicU64::new(0);
+    static LAST: AtomicU64 = AtomicU64::new(1);
     LAST.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -98,7 +98,7 @@ impl Writer<'_> {
         let refused = |reason: samite_wire::UnsupportedConversion| {
             Error::unsupported(self.device.name(), node.op().to_string(), reason)
         };
-        let release = self.device.endpoint.numbers();
+        let release = self.device.endpoint.protocol.numbers;
         let described = describe(node).and_then(|tensor| release.lower(&tensor));
         let described = described.map_err(refused)?;
         let mut src = [0; MAX_SOURCES];
@@ -179,10 +179,12 @@ impl Stream for RpcStream {
             writer.node(id, uses[id.index()], is_read)?;
         }
         let ids: Vec<_> = nodes.iter().map(|id| id.index() as u64 + 1).collect();
+        let (protocol, device, uid) = (self.device.endpoint.protocol, self.device.number, next());
         Ok(Box::new(Message {
             device: Arc::clone(&self.device),
-            number: next(),
-            payload: GraphMessage::write(self.device.number, &ids, &writer.records),
+            uid,
+            tensors: writer.records.len(),
+            payload: GraphMessage::write(protocol, device, uid, &ids, &writer.records),
             is_empty: ids.is_empty(),
             _buffers: writer.buffers,
         }))
@@ -203,12 +205,7 @@ impl Stream for RpcStream {
         }
         let device = self.device.number;
         self.device.endpoint.with(self.device.name(), |link| {
-            match link.last.insert(device, message.number) {
-                Some(last) if last == message.number => {
-                    link.tell(&Request::GraphRecompute { device })
-                }
-                _ => link.send(Command::GraphCompute, &message.payload, &[]),
-            }
+            link.compute(device, message.uid, message.tensors, &message.payload)
         })
     }
 
@@ -218,6 +215,14 @@ impl Stream for RpcStream {
 
     fn read(&mut self, from: &TensorRef, offset: usize, out: &mut [u8]) -> Result<()> {
         from.read(offset, out)
+    }
+
+    fn write_rows(&mut self, to: &TensorRef, rows: Rows, data: &[u8]) -> Result<()> {
+        to.write_rows(rows, data)
+    }
+
+    fn read_rows(&mut self, from: &TensorRef, rows: Rows, out: &mut [u8]) -> Result<()> {
+        from.read_rows(rows, out)
     }
 
     fn synchronize(&mut self) -> Result<()> {

@@ -16,6 +16,7 @@ use samite_core::environment::{
     Clock, Connection, ConnectionHandle, Listener, Seat, Seats, Throttle,
 };
 use samite_core::{CancelToken, Device, Environment, Ledger};
+use samite_wire::rpc::version::{Protocol, V8};
 use session::PIECE;
 pub use session::{End, ReplySink, RpcSession};
 use std::io;
@@ -23,9 +24,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Quotas and time limits of clients.
+/// Protocol, and quotas and time limits of clients.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
+    /// Protocol to speak. Clients accept only their own, and do not announce it.
+    pub protocol: &'static Protocol,
     /// Maximum bytes of memory for all clients together.
     pub memory: Option<usize>,
     /// Maximum bytes of memory per client.
@@ -52,6 +55,7 @@ pub struct ServerOptions {
 impl Default for ServerOptions {
     fn default() -> Self {
         ServerOptions {
+            protocol: &V8,
             memory: None,
             memory_per_client: None,
             clients: 64,

@@ -5,15 +5,16 @@ use super::places::{Buffers, SupportQuery, layout};
 use super::work::{Lane, SegmentedGraph, prepare, run};
 use crate::channel::allowance;
 use samite_core::environment::{Instant, Seat, Stage};
-use samite_core::{CancelToken, Charge, Device, Ledger, TensorInfo, TensorRef, Usage};
+use samite_core::{CancelToken, Charge, Device, Ledger, Rows, TensorInfo, TensorRef, Usage};
 use samite_wire::UnsupportedConversion;
 use samite_wire::import::{Importer, supported};
 use samite_wire::numbers::{Release, op};
+use samite_wire::rpc::cache::GraphCache;
 use samite_wire::rpc::frame::{Command, HEADER};
 use samite_wire::rpc::graph::{GraphMessage, MAX_SOURCES};
-use samite_wire::rpc::message::{ASKS_SUPPORT, Greeting, Request};
+use samite_wire::rpc::message::{ASKS_SUPPORT, Greeting, Pieces, Request};
 use samite_wire::rpc::record::Record;
-use samite_wire::rpc::version::{Protocol, V7};
+use samite_wire::rpc::version::Protocol;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -72,11 +73,12 @@ enum Next {
         /// Charge for the message itself, if it is long.
         charge: Option<Charge>,
     },
-    /// Data that is written to a tensor as it arrives.
+    /// Data that is written to rows of a tensor as it arrives. `done` bytes are written.
     Data {
+        command: Command,
         place: TensorRef,
-        at: usize,
-        left: usize,
+        rows: Rows,
+        done: usize,
     },
 }
 
@@ -95,8 +97,8 @@ pub struct RpcSession {
     buffers: Buffers,
     lanes: Vec<Lane>,
     fallbacks: Vec<Lane>,
-    /// Last graph that each device computed.
-    kept: Vec<Option<SegmentedGraph>>,
+    /// Graphs of each device that the client may compute again.
+    cached: Vec<GraphCache<SegmentedGraph>>,
     /// Received bytes, and replies to send.
     bytes: Vec<u8>,
     seat: Seat,
@@ -112,18 +114,20 @@ impl RpcSession {
     pub(super) fn new(server: &Arc<Server>, seat: Seat, cancel: CancelToken) -> Self {
         let options = &server.options;
         let now = options.environment.clock.now();
+        let protocol = options.protocol;
+        let devices = server.devices.iter();
         RpcSession {
             server: Arc::clone(server),
             next: Next::Header,
             deadline: now.checked_add(options.greeting),
             cancel,
-            protocol: &V7,
+            protocol,
             is_greeted: false,
             ledger: server.memory.part(server.options.memory_per_client),
             buffers: Buffers::default(),
-            lanes: server.devices.iter().map(Lane::new).collect(),
+            lanes: devices.clone().map(Lane::new).collect(),
             fallbacks: server.options.fallbacks.iter().map(Lane::new).collect(),
-            kept: server.devices.iter().map(|_| None).collect(),
+            cached: devices.map(|_| GraphCache::new(protocol)).collect(),
             bytes: Vec::new(),
             seat,
         }
@@ -209,7 +213,7 @@ impl RpcSession {
         };
         let result = match command {
             Command::GraphCompute => self.compute(charge),
-            Command::SetTensor => self.begin_write(len),
+            Command::SetTensor | Command::SetTensor2d => self.begin_write(command, len),
             _ => self.answer(command, replies),
         };
         result.map_err(|end| match end {
@@ -239,6 +243,7 @@ impl RpcSession {
         let mut charge = None;
         let wanted = match command {
             Command::SetTensor => Request::SET_TENSOR as u64,
+            Command::SetTensor2d => Request::SET_TENSOR_2D as u64,
             Command::GraphCompute => {
                 charge = self.ledger.take(usize::try_from(len).unwrap_or(usize::MAX));
                 if charge.is_none() {
@@ -294,7 +299,7 @@ impl RpcSession {
     }
 
     fn answer(&mut self, command: Command, replies: ReplySink<'_>) -> Result<(), End> {
-        match Request::read(command, &self.bytes)? {
+        match Request::read(command, &self.bytes, self.protocol)? {
             Request::Hello => {
                 self.is_greeted = true;
                 self.seat.set_stage(Stage::Idle);
@@ -342,8 +347,8 @@ impl RpcSession {
             }
             Request::FreeBuffer { buffer } => {
                 // Upstream's programs run graphs again after they freed buffers of other graphs.
-                for kept in &mut self.kept {
-                    kept.take_if(|work| work.buffers.contains(&buffer));
+                for cached in &mut self.cached {
+                    cached.drop_if(|work| work.buffers.contains(&buffer));
                 }
                 self.buffers.remove(buffer)?;
                 if self.buffers.len() == 0 {
@@ -370,7 +375,16 @@ impl RpcSession {
                 tensor,
                 offset,
                 size,
-            } => self.send_bytes(&tensor, offset, size, replies),
+            } => {
+                let place = self.place(&tensor)?;
+                let (offset, size) = range(&place, offset, size)?;
+                self.send_rows(&place, row(offset, size), replies)
+            }
+            Request::GetTensor2d { tensor, pieces } => {
+                let place = self.place(&tensor)?;
+                let rows = rows(&place, pieces)?;
+                self.send_rows(&place, rows, replies)
+            }
             Request::CopyTensor { from, to } => {
                 let (from, to) = (self.place(&from)?, self.place(&to)?);
                 let fits = from.layout() == to.layout();
@@ -397,11 +411,24 @@ impl RpcSession {
                 };
                 self.reply(&answer.to_le_bytes(), replies)
             }
-            Request::GraphRecompute { device } => {
+            Request::GraphRecompute { device, uid } => {
                 self.device(device)?;
-                self.run(device as usize)
+                let number = device as usize;
+                let work = self.cached[number].get(uid);
+                let work = work.ok_or_else(|| format!("graph {uid:#x} is not cached"))?;
+                let lane = &mut self.lanes[number];
+                run(work, lane, &mut self.fallbacks, &self.cancel).map_err(failed_run)
             }
-            Request::SetTensor { .. } => Err("a write is no other request".to_owned().into()),
+            // To connect, servers would listen at a port and connect to an address that the client
+            // chooses. Upstream's clients copy through the host instead.
+            Request::CommInit { .. } => self.reply(&[0], replies),
+            Request::CommAllReduce { device, .. } => {
+                Err(format!("device {device} is connected with no other").into())
+            }
+            Request::CommFree { device } => self.device(device).map(drop),
+            Request::SetTensor { .. } | Request::SetTensor2d { .. } => {
+                Err("a write is no other request".to_owned().into())
+            }
         }
     }
 
@@ -456,98 +483,185 @@ impl RpcSession {
 
     /// Computes the received graph. Its message stays charged until its work is bound.
     fn compute(&mut self, charge: Option<Charge>) -> Result<(), End> {
-        let graph = GraphMessage::read(&self.bytes, self.server.options.tensors)?;
+        let most = self.server.options.tensors;
+        let graph = GraphMessage::read(&self.bytes, self.protocol, most)?;
         self.device(graph.device)?;
         let number = graph.device as usize;
-        // Free its memory before preparing the next graph.
-        self.kept[number] = None;
-        let (lane, fallbacks) = (&mut self.lanes[number], &mut self.fallbacks);
-        let work = prepare(
-            &graph,
-            self.protocol.numbers,
-            &self.buffers,
-            &self.ledger,
-            lane,
-            fallbacks,
-        )?;
-        self.kept[number] = Some(work);
+        let (uid, tensors) = (graph.uid, graph.tensors.len());
+        if uid != 0 {
+            self.cached[number].make_room(uid, tensors);
+        }
+        let mut work = self.prepare(&graph);
+        if work.is_err() {
+            // Cached graphs may take the memory that it needs.
+            for cached in &mut self.cached {
+                cached.drop_if(|_| true);
+            }
+            work = self.prepare(&graph);
+        }
+        let mut work = work?;
         drop(charge);
-        self.run(number)
+        let work = match uid {
+            0 => &mut work,
+            _ => self.cached[number].insert(uid, tensors, work),
+        };
+        let lane = &mut self.lanes[number];
+        run(work, lane, &mut self.fallbacks, &self.cancel).map_err(failed_run)
     }
 
-    /// Computes the last graph of a device again.
-    fn run(&mut self, number: usize) -> Result<(), End> {
-        let work = self.kept[number].as_mut();
-        let work =
-            work.ok_or_else(|| UnsupportedConversion::from("there is no graph to compute again"))?;
-        let lane = &mut self.lanes[number];
-        run(work, lane, &mut self.fallbacks, &self.cancel).map_err(|error| {
-            if matches!(error, samite_core::Error::Cancelled) {
-                let text = "the client left while its graph ran";
-                return End::Lost(io::Error::new(io::ErrorKind::ConnectionAborted, text));
-            }
-            error.into()
-        })
+    fn prepare(&mut self, graph: &GraphMessage) -> Result<SegmentedGraph, UnsupportedConversion> {
+        let lane = &mut self.lanes[graph.device as usize];
+        let (numbers, buffers) = (self.protocol.numbers, &self.buffers);
+        let fallbacks = &mut self.fallbacks;
+        prepare(graph, numbers, buffers, &self.ledger, lane, fallbacks)
     }
 
     /// Handles the head of a write. The data follows it.
-    fn begin_write(&mut self, len: u64) -> Result<(), End> {
-        let request = Request::read(Command::SetTensor, &self.bytes)?;
-        let Request::SetTensor { tensor, offset, .. } = request else {
-            return Err("a write is something else".to_owned().into());
+    fn begin_write(&mut self, command: Command, len: u64) -> Result<(), End> {
+        let (place, rows) = match Request::read(command, &self.bytes, self.protocol)? {
+            Request::SetTensor { tensor, offset, .. } => {
+                let place = self.place(&tensor)?;
+                let (at, len) = range(&place, offset, len - Request::SET_TENSOR as u64)?;
+                (place, row(at, len))
+            }
+            Request::SetTensor2d { tensor, pieces } => {
+                let place = self.place(&tensor)?;
+                let rows = rows(&place, pieces)?;
+                let len = len - Request::SET_TENSOR_2D as u64;
+                if len != pieces.len * pieces.count {
+                    return Err(format!("{len} bytes for {pieces:?}").into());
+                }
+                (place, rows)
+            }
+            _ => return Err("a write is something else".to_owned().into()),
         };
-        let place = self.place(&tensor)?;
-        let (at, left) = range(&place, offset, len - Request::SET_TENSOR as u64)?;
-        if left > 0 {
-            self.next = Next::Data { place, at, left };
+        if rows.len > 0 {
+            self.next = Next::Data {
+                command,
+                place,
+                rows,
+                done: 0,
+            };
         }
         Ok(())
     }
 
     /// Writes the available data of a write. Returns the remaining bytes.
-    fn write<'b>(&mut self, bytes: &'b [u8]) -> Result<&'b [u8], End> {
-        let Next::Data { place, at, left } = &mut self.next else {
+    fn write<'b>(&mut self, mut bytes: &'b [u8]) -> Result<&'b [u8], End> {
+        let Next::Data {
+            command,
+            place,
+            rows,
+            done,
+        } = &mut self.next
+        else {
             return Ok(bytes);
         };
-        let (now, later) = bytes.split_at((*left).min(bytes.len()));
-        let written = place.buffer.write(place.slot, *at, now);
-        written.map_err(|error| format!("{:?}: {error}", Command::SetTensor))?;
-        *at += now.len();
-        *left -= now.len();
-        if *left == 0 {
+        while !bytes.is_empty() && *done < rows.len * rows.count {
+            let part = next_rows(rows, *done, bytes.len());
+            let (now, later) = bytes.split_at(part.len * part.count);
+            let written = match part.count {
+                1 => place.buffer.write(place.slot, part.offset, now),
+                _ => place.buffer.write_rows(place.slot, part, now),
+            };
+            written.map_err(|error| format!("{command:?}: {error}"))?;
+            *done += now.len();
+            bytes = later;
+        }
+        if *done == rows.len * rows.count {
             self.end_message();
         }
-        Ok(later)
+        Ok(bytes)
     }
 
-    /// Sends bytes of a tensor, piece by piece.
-    fn send_bytes(
+    /// Sends rows of a tensor, piece by piece.
+    fn send_rows(
         &mut self,
-        tensor: &Record,
-        offset: u64,
-        size: u64,
+        place: &TensorRef,
+        rows: Rows,
         replies: ReplySink<'_>,
     ) -> Result<(), End> {
-        let place = self.place(tensor)?;
-        let (mut at, mut left) = range(&place, offset, size)?;
-        let mut header = 8;
+        let len = rows.len * rows.count;
+        let (mut header, mut done) = (8, 0);
         self.bytes.clear();
-        self.bytes.extend(size.to_le_bytes());
-        loop {
-            let piece = PIECE.min(left);
+        self.bytes.extend((len as u64).to_le_bytes());
+        while done < len {
+            let part = next_rows(&rows, done, PIECE);
+            let piece = part.len * part.count;
             self.bytes.resize(header + piece, 0);
-            if piece > 0 {
-                let out = &mut self.bytes[header..];
-                place.buffer.read(place.slot, at, out)?;
+            let out = &mut self.bytes[header..];
+            match part.count {
+                1 => place.buffer.read(place.slot, part.offset, out)?,
+                _ => place.buffer.read_rows(place.slot, part, out)?,
             }
             replies(&self.bytes)?;
             header = 0;
-            at += piece;
-            left -= piece;
-            if left == 0 {
-                return Ok(());
-            }
+            done += piece;
         }
+        if len == 0 {
+            replies(&self.bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Converts a failure of a graph to the end of its session.
+fn failed_run(error: samite_core::Error) -> End {
+    if matches!(error, samite_core::Error::Cancelled) {
+        let text = "the client left while its graph ran";
+        return End::Lost(io::Error::new(io::ErrorKind::ConnectionAborted, text));
+    }
+    error.into()
+}
+
+/// Returns a single row.
+fn row(offset: usize, len: usize) -> Rows {
+    Rows {
+        offset,
+        len,
+        count: 1,
+        stride: len,
+        host_stride: len,
+    }
+}
+
+/// Returns the rows of a request. They must lie in the tensor and must not overlap, so they have at
+/// most the bytes of the tensor.
+fn rows(place: &TensorRef, pieces: Pieces) -> Result<Rows, UnsupportedConversion> {
+    let Pieces {
+        offset,
+        len,
+        count,
+        stride,
+    } = pieces;
+    let refused = || UnsupportedConversion::from(format!("{pieces:?} overlap or are empty"));
+    if len == 0 || count == 0 || (count > 1 && stride < len) {
+        return Err(refused());
+    }
+    let span = (count - 1).checked_mul(stride);
+    let span = span.and_then(|distance| distance.checked_add(len));
+    let (offset, _) = range(place, offset, span.ok_or_else(refused)?)?;
+    // No more than the span, except for the stride of a single row.
+    let [len, count] = [len, count].map(|number| number as usize);
+    Ok(Rows {
+        count,
+        stride: if count > 1 { stride as usize } else { len },
+        ..row(offset, len)
+    })
+}
+
+/// Returns the next rows, or the rest or a part of one, after `done` bytes of `rows`. They have at
+/// most `available` bytes.
+fn next_rows(rows: &Rows, done: usize, available: usize) -> Rows {
+    let (number, column) = (done / rows.len, done % rows.len);
+    let offset = rows.offset + number * rows.stride + column;
+    if column > 0 || available < rows.len {
+        return row(offset, available.min(rows.len - column));
+    }
+    Rows {
+        offset,
+        count: (available / rows.len).min(rows.count - number),
+        ..*rows
     }
 }
 

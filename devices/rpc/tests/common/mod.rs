@@ -5,17 +5,35 @@ use samite_core::environment::{Network, SystemNetwork};
 use samite_core::{DType, Device, Layout};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_rpc::{Server, ServerOptions};
-use samite_wire::numbers::V25;
-use samite_wire::numbers::flag;
+use samite_wire::numbers::{V27, flag};
 use samite_wire::rpc::frame::Command;
-use samite_wire::rpc::graph::GraphMessage;
-use samite_wire::rpc::message::Request;
+use samite_wire::rpc::graph::{GraphMessage, LAST};
+use samite_wire::rpc::message::{Greeting, Pieces, Request};
 use samite_wire::rpc::record::Record;
-use samite_wire::rpc::version::V7;
+use samite_wire::rpc::version::{Protocol, V8};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Runs each of these functions as a test, with each protocol that the server speaks.
+macro_rules! test_with_each_protocol {
+    ($($name:ident)*) => {
+        mod v7 {
+            $(#[test]
+            fn $name() {
+                super::$name(&samite_wire::rpc::version::V7);
+            })*
+        }
+
+        mod v8 {
+            $(#[test]
+            fn $name() {
+                super::$name(&samite_wire::rpc::version::V8);
+            })*
+        }
+    };
+}
 
 pub const LONG: Duration = Duration::from_secs(600);
 
@@ -59,11 +77,29 @@ pub fn wait(is_reached: impl Fn() -> bool) {
     }
 }
 
+/// Returns the default options with this protocol.
+pub fn options(protocol: &'static Protocol) -> ServerOptions {
+    ServerOptions {
+        protocol,
+        ..ServerOptions::default()
+    }
+}
+
+/// Computes the last graph again.
+pub const RECOMPUTE: Request = Request::GraphRecompute {
+    device: 0,
+    uid: LAST,
+};
+
 /// Requests as bytes.
-#[derive(Clone, Default)]
-pub struct Script(pub Vec<u8>);
+#[derive(Clone)]
+pub struct Script(pub Vec<u8>, pub &'static Protocol);
 
 impl Script {
+    pub fn new(protocol: &'static Protocol) -> Self {
+        Script(Vec::new(), protocol)
+    }
+
     pub fn frame(&mut self, command: Command, len: u64, payload: &[u8]) -> &mut Self {
         self.0.extend(command.header(len));
         self.0.extend(payload);
@@ -71,7 +107,7 @@ impl Script {
     }
 
     pub fn request(&mut self, request: &Request) -> &mut Self {
-        let payload = request.payload(&V7);
+        let payload = request.payload(self.1);
         self.frame(request.command(), payload.len() as u64, &payload)
     }
 
@@ -81,19 +117,41 @@ impl Script {
             cache: false,
             offset,
         };
-        let mut payload = request.payload(&V7);
+        let mut payload = request.payload(self.1);
         payload.extend(data);
         self.frame(Command::SetTensor, payload.len() as u64, &payload)
     }
 
+    pub fn write_pieces(&mut self, tensor: Record, pieces: Pieces, data: &[u8]) -> &mut Self {
+        let mut payload = Request::SetTensor2d { tensor, pieces }.payload(self.1);
+        payload.extend(data);
+        self.frame(Command::SetTensor2d, payload.len() as u64, &payload)
+    }
+
     pub fn graph(&mut self, nodes: &[u64], tensors: &[Record]) -> &mut Self {
-        let payload = GraphMessage::write(0, nodes, tensors);
+        self.graph_of(0, LAST, nodes, tensors)
+    }
+
+    /// Appends a graph with a uid. Its operations have the numbers of the newest release.
+    pub fn graph_of(
+        &mut self,
+        device: u32,
+        uid: u64,
+        nodes: &[u64],
+        tensors: &[Record],
+    ) -> &mut Self {
+        let lower = |record: &Record| Record {
+            op: self.1.numbers.number_of(record.op).unwrap_or(record.op),
+            ..*record
+        };
+        let tensors: Vec<_> = tensors.iter().map(lower).collect();
+        let payload = GraphMessage::write(self.1, device, uid, nodes, &tensors);
         self.frame(Command::GraphCompute, payload.len() as u64, &payload)
     }
 }
 
-/// A client connection.
-pub struct Raw(pub TcpStream);
+/// A client connection, and the server's protocol as soon as that is known.
+pub struct Raw(pub TcpStream, pub &'static Protocol);
 
 impl Raw {
     /// Connects without a greeting.
@@ -101,16 +159,22 @@ impl Raw {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         stream.set_nodelay(true).unwrap();
-        Raw(stream)
+        Raw(stream, &V8)
     }
 
     pub fn connect(address: &str) -> Self {
         let mut raw = Raw::silent(address);
         let greeting = raw.ask(&Request::Hello);
-        assert_eq!(greeting[..3], [7, 0, 0]);
         assert_eq!(greeting.len(), 28);
         assert!(greeting[4..].iter().all(|&byte| byte == 0));
+        let version = Greeting::read(&greeting).unwrap().version;
+        raw.1 = Protocol::for_version(version).unwrap();
         raw
+    }
+
+    /// Returns an empty list of requests.
+    pub fn script(&self) -> Script {
+        Script::new(self.1)
     }
 
     pub fn send(&mut self, script: &Script) {
@@ -119,7 +183,7 @@ impl Raw {
     }
 
     pub fn tell(&mut self, request: &Request) {
-        self.send(Script::default().request(request));
+        self.send(self.script().request(request));
     }
 
     pub fn ask(&mut self, request: &Request) -> Vec<u8> {
@@ -168,7 +232,7 @@ impl Raw {
 pub fn tensor(dtype: DType, shape: [usize; 4], at: u64) -> Record {
     let layout = Layout::contiguous(dtype, shape).unwrap();
     let mut record =
-        Record::from_description(&samite_wire::export::bare(&layout).unwrap(), &V25).unwrap();
+        Record::from_description(&samite_wire::export::bare(&layout).unwrap(), &V27).unwrap();
     (record.buffer, record.data) = (1, BASE + at);
     record.set_name("t");
     record
