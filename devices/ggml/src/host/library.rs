@@ -187,15 +187,15 @@ impl Plugin {
         // SAFETY: the number comes first in all versions.
         let api = unsafe { (*reg).api_version };
         if api != version.api() {
-            let hint = if alone {
-                ": a plugin of another release, which needs a prober or its libggml-base"
+            let expected = version.api();
+            return Err(if alone {
+                format!(
+                    "its interface has version {api}; it is taken for ggml {release}, \
+                     whose interface is {expected}"
+                )
             } else {
-                ""
-            };
-            return Err(format!(
-                "its interface has version {api}; that of ggml {release} is {}{hint}",
-                version.api()
-            ));
+                format!("its interface has version {api}; that of ggml {release} is {expected}")
+            });
         }
         // SAFETY: the version is one whose registration looks so.
         let table = unsafe { (*reg).iface };
