@@ -12,7 +12,7 @@ use samite_core::{
     RunControl, Stream, TensorGroup, Usage,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
-use samite_rpc::{ClientOptions, RpcBackend, Server, ServerOptions};
+use samite_rpc::{ClientOptions, End, RpcBackend, Server, ServerOptions};
 use samite_wire::numbers::op;
 use samite_wire::rpc::frame::{Command, HEADER};
 use samite_wire::rpc::graph::{GraphMessage, LAST};
@@ -239,12 +239,18 @@ fn pieces_outside_of_a_tensor_are_refused() {
     }
     // More or less data than the pieces have.
     for len in [0, 15, 17, 32] {
-        let mut raw = Raw::connect(&address);
-        assert_eq!(raw.allocate(256), 1);
-        let mut script = raw.script();
+        let mut session = server.begin().unwrap();
+        let mut script = Script::new(&V8);
+        script.request(&Request::Hello);
+        script.request(&Request::AllocBuffer {
+            device: 0,
+            size: 256,
+        });
         script.write_pieces(f32s(16, 64), pieces(0, 4, 4, 8), &vec![1; len]);
-        raw.send(&script);
-        raw.is_closed("another number of bytes");
+        match session.take(&script.0, &mut |_| Ok(())) {
+            Err(End::Refused(reason)) => assert!(reason.contains(&format!("{len} bytes for"))),
+            other => panic!("{len}: {other:?}"),
+        }
     }
     assert_eq!(other.read(f32s(64, 0), 0, 256), [0; 256]);
     wait(|| server.clients() == 1 && server.memory_in_use() == 256);
@@ -336,6 +342,8 @@ fn the_1025th_graph_clears_the_cache() {
             ];
             script.graph_of(0, uid, &[9], &tensors);
         }
+        // A graph without a uid is not cached.
+        script.graph_of(0, 0, &[], &[]);
         script.request(&recompute(0, 512));
         script.request(&Request::DeviceCount);
         raw.send(&script);

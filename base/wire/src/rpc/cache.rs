@@ -43,7 +43,7 @@ impl<T> GraphCache<T> {
         }
     }
 
-    /// Adds an entry for a graph with a number of tensors, and drops others to make room for it.
+    /// Drops graphs to make room for one with a number of tensors.
     pub fn make_room(&mut self, uid: u64, tensors: usize) {
         if self.entries.len() >= self.most {
             self.entries.clear();
@@ -55,10 +55,9 @@ impl<T> GraphCache<T> {
         {
             self.drop_graph(oldest);
         }
-        self.entries.insert(uid, None);
     }
 
-    /// Inserts a graph into the entry that [`make_room`](GraphCache::make_room) has added.
+    /// Inserts a graph for which [`make_room`](GraphCache::make_room) has made room.
     pub fn insert(&mut self, uid: u64, tensors: usize, graph: T) -> &mut T {
         self.uses += 1;
         self.tensors += tensors;
