@@ -180,9 +180,17 @@ fn try_releases(
             load_only: false,
             release: Some(release.to_string()),
         };
-        if let Ok((mut answer, end)) = start(prober, path, &options, patience) {
-            answer.release = Some(release);
-            return Ok((answer, end));
+        match start(prober, path, &options, patience) {
+            Ok((mut answer, end)) => {
+                answer.release = Some(release);
+                return Ok((answer, end));
+            }
+            Err(error) => {
+                let error = error.reason();
+                if error == reason {
+                    return Err(reason); // it does not depend on the release
+                }
+            }
         }
     }
     Err(format!(
@@ -469,7 +477,7 @@ mod tests {
                 "echo samite-probe-alone; echo $0 $1 $2 >> {}/asked; \
                  case \"$0 $1 $2\" in \
                  *{works}*) echo samite-probe-ok 1; echo samite-probe-device a;; \
-                 *) echo samite-probe-refused no; \
+                 *) echo samite-probe-refused no $1; \
                  esac",
                 folder.path().display()
             );
@@ -491,6 +499,10 @@ mod tests {
         let error = ask("nothing", "others again").unwrap_err();
         assert!(error.contains("no known release of ggml: no"), "{error}");
         assert_eq!(asked(), 4);
+        // The reason is the same for another release.
+        let same = "echo samite-probe-alone; echo samite-probe-refused score 0";
+        let error = ask_with(&shell(same), &plugin, None, TRIAL_PATIENCE).unwrap_err();
+        assert_eq!(error, "score 0");
     }
 
     #[test]
