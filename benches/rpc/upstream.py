@@ -78,7 +78,7 @@ class Both:
 
     def ours(self, log=subprocess.DEVNULL):
         port = free_port()
-        return Server([self.samite, "rpc-server", "--device", "cpu", "-t", "1", "--port", str(port)], port, log)
+        return Server([self.samite, "rpc-server", "--protocol", "7", "--device", "cpu", "-t", "1", "--port", str(port)], port, log)
 
     def theirs(self, log=subprocess.DEVNULL):
         port = free_port()

@@ -70,7 +70,7 @@ pub mod op {
     }
 }
 
-/// Differences between the numbers of a range of ggml releases and those of the newest.
+/// Differences of the numbers of some ggml releases from those of the newest.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Release {
     /// First release, for messages.
@@ -109,8 +109,7 @@ impl Release {
         (!self.lacks.contains(&op)).then_some(op - before as u32)
     }
 
-    /// Returns the operation with the release's `number`. An unknown number gives another unknown
-    /// one.
+    /// Returns the operation with the release's `number`. An unknown number remains unknown.
     pub fn op_of(&self, number: u32) -> u32 {
         let mut op = number;
         for &lacking in self.lacks {

@@ -90,6 +90,7 @@ fn missing_rpc_servers_are_reported() {
     on("RPC0").fails(2, &["RPC0", "127.0.0.1:1"]);
     assert!(on("cpu").stderr.contains("127.0.0.1:1"), "a warning");
     samite(["rpc-server", "--port", "70000"]).fails(2, &["--port"]);
+    samite(["rpc-server", "--protocol", "6"]).fails(2, &["--protocol", "7 and 8"]);
     samite(["rpc-server", "--memory", "0"]).fails(2, &["--memory"]);
     samite(["rpc-server", "--device", "abacus"]).fails(2, &["abacus"]);
     samite(["rpc-server", "--host", "no.such.host.invalid"]).fails(1, &["cannot listen"]);

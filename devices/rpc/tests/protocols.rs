@@ -16,7 +16,7 @@ use samite_rpc::{ClientOptions, End, RpcBackend, Server, ServerOptions};
 use samite_wire::numbers::op;
 use samite_wire::rpc::frame::{Command, HEADER};
 use samite_wire::rpc::graph::{GraphMessage, LAST};
-use samite_wire::rpc::message::{Pieces, Request};
+use samite_wire::rpc::message::{Request, TensorPieces};
 use samite_wire::rpc::record::Record;
 use samite_wire::rpc::version::{Protocol, V7, V8};
 use std::sync::{Arc, Mutex};
@@ -27,8 +27,8 @@ test_with_each_protocol! {
     false_versions_of_commands_are_refused
 }
 
-fn pieces(offset: u64, len: u64, count: u64, stride: u64) -> Pieces {
-    Pieces {
+fn pieces(offset: u64, len: u64, count: u64, stride: u64) -> TensorPieces {
+    TensorPieces {
         offset,
         len,
         count,

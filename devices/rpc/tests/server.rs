@@ -10,7 +10,7 @@ use samite_rpc::{Server, ServerOptions};
 use samite_wire::numbers::{flag, op};
 use samite_wire::rpc::frame::Command;
 use samite_wire::rpc::graph::LAST;
-use samite_wire::rpc::message::{ASKS_SUPPORT, Pieces, Request};
+use samite_wire::rpc::message::{ASKS_SUPPORT, Request, TensorPieces};
 use samite_wire::rpc::record::Record;
 use samite_wire::rpc::version::Protocol;
 use std::io::Write;
@@ -752,7 +752,7 @@ fn mutated_sessions_end_without_harm(protocol: &'static Protocol) {
         value: 3,
     });
     if protocol.has_uids() {
-        let pieces = Pieces {
+        let pieces = TensorPieces {
             offset: 0,
             len: 4,
             count: 2,

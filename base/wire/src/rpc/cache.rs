@@ -17,7 +17,7 @@ pub const MAX_TENSORS: usize = 1 << 17;
 pub struct GraphCache<T> {
     /// Maximum number of entries.
     most: usize,
-    /// Graphs by uid. Entries without a graph count, too.
+    /// Graphs by uid. Entries without a graph count as well.
     entries: HashMap<u64, Option<CachedGraph<T>>>,
     /// Number of tensors of all graphs.
     tensors: usize,

@@ -18,7 +18,7 @@ pub const ASKS_SUPPORT: u32 = 1 << 31;
 
 /// Pieces of a tensor at equal distances, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pieces {
+pub struct TensorPieces {
     /// Offset of the first piece.
     pub offset: u64,
     /// Length of each piece.
@@ -29,9 +29,9 @@ pub struct Pieces {
     pub stride: u64,
 }
 
-impl Pieces {
+impl TensorPieces {
     fn read(fields: &mut Fields<'_>) -> Result<Self, UnsupportedConversion> {
-        Ok(Pieces {
+        Ok(TensorPieces {
             offset: fields.u64()?,
             len: fields.u64()?,
             count: fields.u64()?,
@@ -117,11 +117,11 @@ pub enum Request {
     /// The data follows the request, one piece after the other.
     SetTensor2d {
         tensor: Record,
-        pieces: Pieces,
+        pieces: TensorPieces,
     },
     GetTensor2d {
         tensor: Record,
-        pieces: Pieces,
+        pieces: TensorPieces,
     },
     CommInit {
         device: u32,
@@ -218,11 +218,11 @@ impl Request {
             },
             Command::SetTensor2d => Request::SetTensor2d {
                 tensor: Record::read(f)?,
-                pieces: Pieces::read(f)?,
+                pieces: TensorPieces::read(f)?,
             },
             Command::GetTensor2d => Request::GetTensor2d {
                 tensor: Record::read(f)?,
-                pieces: Pieces::read(f)?,
+                pieces: TensorPieces::read(f)?,
             },
             Command::CommInit => Request::CommInit {
                 device: f.u32()?,
@@ -434,7 +434,7 @@ mod tests {
             id: 5,
             ..Record::NONE
         };
-        let pieces = Pieces {
+        let pieces = TensorPieces {
             offset: 20,
             len: 21,
             count: 22,
@@ -528,7 +528,7 @@ mod tests {
     fn pieces_lie_in_the_order_of_upstream() {
         let request = Request::GetTensor2d {
             tensor: Record::NONE,
-            pieces: Pieces {
+            pieces: TensorPieces {
                 offset: 1,
                 len: 2,
                 count: 3,

@@ -8,7 +8,7 @@ use samite_wire::export::{bare, describe};
 use samite_wire::numbers::Release;
 use samite_wire::rpc::frame::Command;
 use samite_wire::rpc::graph::MAX_SOURCES;
-use samite_wire::rpc::message::{Pieces, Request};
+use samite_wire::rpc::message::{Request, TensorPieces};
 use samite_wire::rpc::record::Record;
 use std::any::Any;
 use std::sync::{Arc, Weak};
@@ -228,11 +228,11 @@ impl RpcBuffer {
         tensor: Slot,
         rows: Rows,
         host: usize,
-        mut f: impl FnMut(Record, Pieces, &[usize]) -> Result<()>,
+        mut f: impl FnMut(Record, TensorPieces, &[usize]) -> Result<()>,
     ) -> Result<()> {
         let mut send = |offset: usize, starts: &mut Vec<usize>| {
             let span = starts.len().saturating_sub(1) * rows.stride + rows.len;
-            let pieces = Pieces {
+            let pieces = TensorPieces {
                 offset: offset as u64,
                 len: rows.len as u64,
                 count: starts.len() as u64,

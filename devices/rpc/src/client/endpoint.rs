@@ -6,7 +6,7 @@ use crate::channel::Channel;
 use samite_core::{Error, Result};
 use samite_wire::rpc::cache::GraphCache;
 use samite_wire::rpc::frame::Command;
-use samite_wire::rpc::message::{Greeting, Pieces, Request};
+use samite_wire::rpc::message::{Greeting, Request, TensorPieces};
 use samite_wire::rpc::record::Record;
 use samite_wire::rpc::version::{Protocol, V8};
 use std::collections::HashMap;
@@ -115,7 +115,12 @@ impl RpcConnection {
     }
 
     /// Writes pieces of a tensor.
-    pub fn write_pieces(&mut self, tensor: Record, pieces: Pieces, data: &[u8]) -> io::Result<()> {
+    pub fn write_pieces(
+        &mut self,
+        tensor: Record,
+        pieces: TensorPieces,
+        data: &[u8],
+    ) -> io::Result<()> {
         let request = Request::SetTensor2d { tensor, pieces };
         self.send(Command::SetTensor2d, &request.payload(self.protocol), data)
     }

@@ -12,7 +12,7 @@ use samite_wire::numbers::{Release, op};
 use samite_wire::rpc::cache::GraphCache;
 use samite_wire::rpc::frame::{Command, HEADER};
 use samite_wire::rpc::graph::{GraphMessage, MAX_SOURCES};
-use samite_wire::rpc::message::{ASKS_SUPPORT, Greeting, Pieces, Request};
+use samite_wire::rpc::message::{ASKS_SUPPORT, Greeting, Request, TensorPieces};
 use samite_wire::rpc::record::Record;
 use samite_wire::rpc::version::Protocol;
 use std::fmt;
@@ -627,8 +627,8 @@ fn row(offset: usize, len: usize) -> Rows {
 
 /// Returns the rows of a request. They must lie in the tensor and must not overlap, so they have at
 /// most the bytes of the tensor.
-fn rows(place: &TensorRef, pieces: Pieces) -> Result<Rows, UnsupportedConversion> {
-    let Pieces {
+fn rows(place: &TensorRef, pieces: TensorPieces) -> Result<Rows, UnsupportedConversion> {
+    let TensorPieces {
         offset,
         len,
         count,

@@ -8,7 +8,7 @@ use samite_rpc::{Server, ServerOptions};
 use samite_wire::numbers::{V27, flag};
 use samite_wire::rpc::frame::Command;
 use samite_wire::rpc::graph::{GraphMessage, LAST};
-use samite_wire::rpc::message::{Greeting, Pieces, Request};
+use samite_wire::rpc::message::{Greeting, Request, TensorPieces};
 use samite_wire::rpc::record::Record;
 use samite_wire::rpc::version::{Protocol, V8};
 use std::io::{Read, Write};
@@ -122,7 +122,7 @@ impl Script {
         self.frame(Command::SetTensor, payload.len() as u64, &payload)
     }
 
-    pub fn write_pieces(&mut self, tensor: Record, pieces: Pieces, data: &[u8]) -> &mut Self {
+    pub fn write_pieces(&mut self, tensor: Record, pieces: TensorPieces, data: &[u8]) -> &mut Self {
         let mut payload = Request::SetTensor2d { tensor, pieces }.payload(self.1);
         payload.extend(data);
         self.frame(Command::SetTensor2d, payload.len() as u64, &payload)
