@@ -299,14 +299,14 @@ pub struct GgmlBuffer {
     host: Option<Arc<HostMemory>>,
     /// Read-only host memory, such as a mapped file. It needs no lock.
     mapped: Option<Arc<HostMemory>>,
-    tensors: Mutex<Tensors>,
+    tensors: Mutex<InitialisedTensors>,
     /// Tensors of an extra type that have not been written completely.
     partial: Mutex<HashMap<(usize, Layout), Partial>>,
 }
 
 /// Structures of the tensors in a buffer. Plugins attach data to them, so each is created once.
 #[derive(Default)]
-struct Tensors {
+struct InitialisedTensors {
     /// The structures, each with the number of resets before it was initialised.
     known: HashMap<(usize, Layout), (Box<Tensor>, u64)>,
     /// Number of prepared graphs that use the buffer.
@@ -492,7 +492,7 @@ impl GgmlBuffer {
         }
     }
 
-    fn tensors(&self) -> MutexGuard<'_, Tensors> {
+    fn tensors(&self) -> MutexGuard<'_, InitialisedTensors> {
         self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -523,7 +523,7 @@ impl GgmlBuffer {
     fn named_tensor(&self, slot: Slot, name: &str) -> Result<*mut Tensor> {
         self.check(slot)?;
         let mut tensors = self.tensors();
-        let Tensors { known, resets, .. } = &mut *tensors;
+        let InitialisedTensors { known, resets, .. } = &mut *tensors;
         if let Some((tensor, resets_before)) = known.get_mut(&(slot.offset, slot.layout)) {
             if *resets_before != *resets {
                 tensor.extra = null_mut();
