@@ -1,6 +1,6 @@
 //! Functions of the host's `libggml-base`, looked up at run time.
 
-use samite_ggml::abi::{Buffer, BufferFields, BufferI, BufferI28, BufferNI, BufferType, Version};
+use samite_ggml::abi::{Buffer, BufferFields, BufferI, BufferI28, BufferType, Version};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -9,27 +9,26 @@ use std::sync::OnceLock;
 const LOG_ERROR: c_int = 4;
 
 type VersionFn = unsafe extern "C" fn() -> *const c_char;
-type BufferInitFn =
-    unsafe extern "C" fn(*mut BufferType, BufferI, *mut c_void, usize) -> *mut Buffer;
-type BufferInitFn28 =
-    unsafe extern "C" fn(*mut BufferType, BufferI28, *mut c_void, usize) -> *mut Buffer;
 type IsHostFn = unsafe extern "C" fn(*mut BufferType) -> bool;
 type LogFn = unsafe extern "C" fn(c_int, *const c_char, ...);
+
+type InitFn<I> = unsafe extern "C" fn(*mut BufferType, I, *mut c_void, usize) -> *mut Buffer;
+
+/// `ggml_backend_buffer_init`. The table of functions is passed by value.
+#[derive(Clone, Copy)]
+enum BufferInitFn {
+    V25(InitFn<BufferI>),
+    V28(InitFn<BufferI28>),
+}
 
 /// The ggml of the host program.
 #[derive(Clone, Copy)]
 pub struct Host {
     /// Interface version.
     pub version: Version,
-    /// `ggml_backend_buffer_init`, whose type depends on the version.
-    buffer_init: *mut c_void,
+    buffer_init: BufferInitFn,
     is_host: IsHostFn,
 }
-
-// SAFETY: the functions of the host may be called from any thread.
-unsafe impl Send for Host {}
-// SAFETY: as above; nothing changes.
-unsafe impl Sync for Host {}
 
 static HOST: OnceLock<Result<Host, String>> = OnceLock::new();
 
@@ -51,22 +50,12 @@ impl Host {
         context: *mut c_void,
         size: usize,
     ) -> *mut Buffer {
-        // SAFETY: the type is valid, the functions match the context, and these are the function's
-        // types in the known versions.
+        // SAFETY: the type is valid and the functions match the context; `find` chose the
+        // function's type by the version.
         unsafe {
-            match self.version {
-                Version::V25 | Version::V26 | Version::V27 => {
-                    let init = std::mem::transmute::<*mut c_void, BufferInitFn>(self.buffer_init);
-                    init(buffer_type, iface, context, size)
-                }
-                Version::V28 => {
-                    let init = std::mem::transmute::<*mut c_void, BufferInitFn28>(self.buffer_init);
-                    let iface = BufferI28 {
-                        each: iface,
-                        several: BufferNI::NONE,
-                    };
-                    init(buffer_type, iface, context, size)
-                }
+            match self.buffer_init {
+                BufferInitFn::V25(init) => init(buffer_type, iface, context, size),
+                BufferInitFn::V28(init) => init(buffer_type, iface.into(), context, size),
             }
         }
     }
@@ -110,6 +99,19 @@ fn find() -> Result<Host, String> {
     let text = unsafe { CStr::from_ptr(std::mem::transmute::<*mut c_void, VersionFn>(version)()) };
     let release = text.to_string_lossy();
     let version = Version::of_release(&release).map_err(|error| error.to_string())?;
+    // SAFETY: these are the function's types in the known versions.
+    let buffer_init = unsafe {
+        match version {
+            Version::V25 | Version::V26 | Version::V27 => {
+                BufferInitFn::V25(std::mem::transmute::<*mut c_void, InitFn<BufferI>>(
+                    buffer_init,
+                ))
+            }
+            Version::V28 => BufferInitFn::V28(
+                std::mem::transmute::<*mut c_void, InitFn<BufferI28>>(buffer_init),
+            ),
+        }
+    };
     Ok(Host {
         version,
         buffer_init,

@@ -535,9 +535,10 @@ fn a_client_sends_rows_and_graphs(protocol: &'static Protocol) {
     let mut all = vec![0; 20_000];
     stream.read(x, 0, &mut all).unwrap();
     let is_new = *protocol == V8;
-    let wanted = match is_new {
-        true => vec![Command::SetTensor2d, Command::GetTensor],
-        false => [vec![Command::SetTensor; 5], vec![Command::GetTensor]].concat(),
+    let wanted = if is_new {
+        vec![Command::SetTensor2d, Command::GetTensor]
+    } else {
+        [vec![Command::SetTensor; 5], vec![Command::GetTensor]].concat()
     };
     assert_eq!(recorder.commands(), wanted);
     for row in 0..5 {

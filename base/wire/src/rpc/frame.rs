@@ -114,7 +114,7 @@ impl Command {
     /// # Errors
     /// If the protocol lacks the command, or no such request has this length.
     pub fn check(self, protocol: &Protocol, len: u64) -> Result<(), UnsupportedConversion> {
-        if self as u8 >= protocol.commands {
+        if !protocol.has(self) {
             return Err(format!("protocol {} has no {self:?}", protocol.version).into());
         }
         let (least, most) = self.payload(protocol);

@@ -13,6 +13,25 @@ pub const MAX_SOURCES: usize = MAX_SRC;
 /// Uid of every graph of a protocol without uids, whose servers cache the last graph.
 pub const LAST: u64 = 1;
 
+/// Reads the uid of a graph, or returns [`LAST`] if the protocol has none.
+pub(super) fn read_uid(
+    fields: &mut Fields<'_>,
+    protocol: &Protocol,
+) -> Result<u64, UnsupportedConversion> {
+    if protocol.has_uids() {
+        fields.u64()
+    } else {
+        Ok(LAST)
+    }
+}
+
+/// Appends the uid of a graph, if the protocol has uids.
+pub(super) fn write_uid(out: &mut Vec<u8>, protocol: &Protocol, uid: u64) {
+    if protocol.has_uids() {
+        out.extend(uid.to_le_bytes());
+    }
+}
+
 /// A graph.
 #[derive(Clone, Debug)]
 pub struct GraphMessage {
@@ -42,11 +61,7 @@ impl GraphMessage {
             |n| UnsupportedConversion::from(format!("a graph of {n} tensors; {most} are allowed"));
         let mut fields = Fields::new(payload);
         let device = fields.u32()?;
-        let uid = if protocol.has_uids() {
-            fields.u64()?
-        } else {
-            LAST
-        };
+        let uid = read_uid(&mut fields, protocol)?;
         let count = fields.u32()? as usize;
         if count > most {
             return Err(too_many(count));
@@ -119,9 +134,7 @@ impl GraphMessage {
     ) -> Vec<u8> {
         let mut out = Vec::with_capacity(20 + 8 * nodes.len() + RECORD * tensors.len());
         out.extend(device.to_le_bytes());
-        if protocol.has_uids() {
-            out.extend(uid.to_le_bytes());
-        }
+        write_uid(&mut out, protocol, uid);
         out.extend((nodes.len() as u32).to_le_bytes());
         nodes.iter().for_each(|id| out.extend(id.to_le_bytes()));
         out.extend((tensors.len() as u32).to_le_bytes());

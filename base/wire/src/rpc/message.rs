@@ -3,7 +3,7 @@
 
 use super::Fields;
 use super::frame::Command;
-use super::graph::{LAST, MAX_SOURCES};
+use super::graph::{MAX_SOURCES, read_uid, write_uid};
 use super::record::{RECORD, Record};
 use super::version::{Protocol, Version};
 use crate::UnsupportedConversion;
@@ -208,7 +208,7 @@ impl Request {
             Command::DeviceCount => Request::DeviceCount,
             Command::GraphRecompute => Request::GraphRecompute {
                 device: f.u32()?,
-                uid: if protocol.has_uids() { f.u64()? } else { LAST },
+                uid: read_uid(f, protocol)?,
             },
             Command::MemsetTensor => Request::MemsetTensor {
                 tensor: Record::read(f)?,
@@ -284,9 +284,7 @@ impl Request {
             | Request::CommFree { device } => out.extend(device.to_le_bytes()),
             Request::GraphRecompute { device, uid } => {
                 out.extend(device.to_le_bytes());
-                if protocol.has_uids() {
-                    out.extend(uid.to_le_bytes());
-                }
+                write_uid(&mut out, protocol, *uid);
             }
             Request::BufferGetBase { buffer } | Request::FreeBuffer { buffer } => {
                 out.extend(buffer.to_le_bytes());
@@ -426,6 +424,7 @@ impl Greeting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rpc::graph::LAST;
     use crate::rpc::version::{V7, V8};
 
     #[test]
@@ -505,7 +504,7 @@ mod tests {
         for request in requests {
             for protocol in [V7, V8] {
                 let (command, payload) = (request.command(), request.payload(&protocol));
-                if command as u8 >= protocol.commands {
+                if !protocol.has(command) {
                     continue;
                 }
                 assert!(command.check(&protocol, payload.len() as u64).is_ok());

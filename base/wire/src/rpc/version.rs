@@ -4,6 +4,7 @@
 //! requires the server's major number to equal its own, and the server's minor number not to exceed
 //! its own. A server therefore speaks one protocol, which its user chooses.
 
+use super::frame::Command;
 use crate::UnsupportedConversion;
 use crate::numbers::{self, Release};
 use std::fmt;
@@ -108,6 +109,11 @@ impl Protocol {
     pub fn for_major(major: u8) -> Option<&'static Protocol> {
         let mut newest_first = KNOWN.iter().rev();
         newest_first.find(|known| known.version.major == major)
+    }
+
+    /// Returns whether messages may have this command.
+    pub fn has(&self, command: Command) -> bool {
+        (command as u8) < self.commands
     }
 
     /// Returns whether messages identify graphs by a uid.

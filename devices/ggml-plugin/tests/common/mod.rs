@@ -5,8 +5,8 @@
 use samite_core::op::Unary;
 use samite_core::{DType, Graph, Op, TensorId};
 use samite_ggml::abi::{
-    AbortCallback, Backend, Buffer, BufferFields, BufferI, BufferI28, BufferNI, BufferType,
-    BufferTypeTable, DevProps, Device, Status, Tensor, Version, device_type, proc_name, usage,
+    AbortCallback, Backend, Buffer, BufferType, BufferTypeTable, DevProps, Device, Status, Tensor,
+    Version, device_type, proc_name, usage,
 };
 use samite_ggml::convert::UnsupportedConversion;
 use samite_ggml::convert::export::{Exported, TensorLocation, bare};
@@ -436,17 +436,7 @@ fn asks_for_packed_memory(
     packed_type: *mut BufferType,
 ) {
     let supported = |buffer_type: Option<*mut BufferType>| {
-        let iface = BufferI28 {
-            each: BufferI::NONE,
-            several: BufferNI::NONE,
-        };
-        let fields = BufferFields {
-            buft: buffer_type.unwrap_or(null_mut()),
-            context: null_mut(),
-            size: 0,
-            usage: usage::ANY,
-        };
-        let empty = Buffer::create(iface, fields, host.version);
+        let empty = Buffer::create_empty(buffer_type.unwrap_or(null_mut()), host.version);
         let place = |id: TensorId| -> Result<TensorLocation, UnsupportedConversion> {
             let buffer = if buffer_type.is_some() && id == m.w {
                 empty

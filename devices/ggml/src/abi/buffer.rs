@@ -260,6 +260,16 @@ pub struct BufferI28 {
     pub several: BufferNI,
 }
 
+impl From<BufferI> for BufferI28 {
+    /// Returns a table without functions for several tensors.
+    fn from(each: BufferI) -> Self {
+        BufferI28 {
+            each,
+            several: BufferNI::NONE,
+        }
+    }
+}
+
 /// `ggml_backend_buffer` of any version. It begins with the functions that all versions have. The
 /// other fields depend on the version, see [`Buffer::fields`].
 #[repr(C)]
@@ -316,7 +326,12 @@ impl Buffer {
     }
 
     /// Creates a buffer of `version`. [`Buffer::free`] frees it.
-    pub fn create(iface: BufferI28, fields: BufferFields, version: Version) -> *mut Buffer {
+    pub fn create(
+        iface: impl Into<BufferI28>,
+        fields: BufferFields,
+        version: Version,
+    ) -> *mut Buffer {
+        let iface = iface.into();
         match version {
             Version::V25 | Version::V26 | Version::V27 => {
                 let iface = iface.each;
@@ -324,6 +339,17 @@ impl Buffer {
             }
             Version::V28 => Box::into_raw(Box::new(BufferV28 { iface, fields })).cast(),
         }
+    }
+
+    /// Creates an empty buffer, which only represents its type. [`Buffer::free`] frees it.
+    pub fn create_empty(buft: *mut BufferType, version: Version) -> *mut Buffer {
+        let fields = BufferFields {
+            buft,
+            context: std::ptr::null_mut(),
+            size: 0,
+            usage: usage::ANY,
+        };
+        Buffer::create(BufferI::NONE, fields, version)
     }
 
     /// Frees the structure, not the memory that it describes.

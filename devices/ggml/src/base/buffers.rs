@@ -4,8 +4,8 @@ use super::process::{aligned_free, aligned_malloc};
 use super::text::fail;
 use super::{Symbol, exports, tensors, version};
 use crate::abi::{
-    Buffer, BufferFields, BufferI, BufferI28, BufferNI, BufferType, BufferTypeI25, BufferTypeTable,
-    Tensor, Version, usage,
+    Buffer, BufferFields, BufferI, BufferI28, BufferType, BufferTypeI25, BufferTypeTable, Tensor,
+    Version, usage,
 };
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -57,12 +57,8 @@ unsafe extern "C" fn buffer_init(
     context: *mut c_void,
     size: usize,
 ) -> *mut Buffer {
-    let iface = BufferI28 {
-        each: iface,
-        several: BufferNI::NONE,
-    };
     // SAFETY: the functions match the context, which the caller passes on.
-    unsafe { buffer_init_28(buffer_type, iface, context, size) }
+    unsafe { buffer_init_28(buffer_type, iface.into(), context, size) }
 }
 
 unsafe extern "C" fn buffer_init_28(

@@ -62,9 +62,9 @@ fn symbols(version: Version) -> Vec<Symbol> {
 /// Release of the plugins that use this library.
 static SERVED: OnceLock<Version> = OnceLock::new();
 
-/// Returns the release of the plugins that use this library. None is called before it is known.
+/// Returns the release of the plugins that use this library. No plugin calls it before it is known.
 fn version() -> Version {
-    *SERVED.get_or_init(|| Version::V25)
+    *SERVED.get().unwrap_or(&Version::V25)
 }
 
 /// `ggml_version` of this library.
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_process_serves_one_release() {
-        // Other tests of this process only use the default, which is this one.
+        // Other tests of this process need the default, which is this one.
         assert_eq!(serve(Version::V25), Ok(()));
         let error = serve(Version::V28).unwrap_err();
         assert!(error.contains("0.28") && error.contains("serves ggml 0.25"));

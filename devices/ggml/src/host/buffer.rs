@@ -169,18 +169,8 @@ impl BufferType for GgmlBufferType {
         match &self.accepts {
             None => Support::Yes,
             Some(accepts) => {
-                let iface = abi::BufferI28 {
-                    each: abi::BufferI::NONE,
-                    several: abi::BufferNI::NONE,
-                };
-                let fields = abi::BufferFields {
-                    buft: self.raw,
-                    context: null_mut(),
-                    size: 0,
-                    usage: usage::ANY,
-                };
                 let version = self.plugin.version;
-                let empty = abi::Buffer::create(iface, fields, version);
+                let empty = abi::Buffer::create_empty(self.raw, version);
                 let answer = accepts(node, empty);
                 // SAFETY: created above; the plugin only looks at it during the call.
                 unsafe { abi::Buffer::free(empty, version) };

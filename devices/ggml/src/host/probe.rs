@@ -31,7 +31,7 @@ const ALONE: &str = "samite-probe-alone";
 /// Argument before the path: see [`ProbeOptions::load_only`].
 pub const LOAD_ONLY: &str = "--load-only";
 
-/// Argument before the path, followed by [`ProbeOptions::release`].
+/// Argument before the path, with `=` and [`ProbeOptions::release`].
 pub const RELEASE: &str = "--release";
 
 /// Options of a [`probe`].
@@ -132,11 +132,8 @@ fn ask_with(
     patience: Duration,
 ) -> Result<ProbeResult, String> {
     if let Some((release, known)) = trial_cache.as_ref().and_then(TrialCache::read) {
-        let options = ProbeOptions {
-            load_only: true,
-            release: release.map(|release| release.to_string()),
-        };
-        let (answer, _) = start(prober, path, &options, patience).map_err(ProbeError::reason)?;
+        let answer = start(prober, path, true, release, patience);
+        let (answer, _) = answer.map_err(|error| error.reason)?;
         let verdict = |(identity, _): &(String, _)| {
             let known = known.iter().find(|(device, _)| device == identity)?;
             Some(known.clone())
@@ -166,31 +163,18 @@ fn try_releases(
     path: &Path,
     patience: Duration,
 ) -> Result<(ProbeResult, End), String> {
-    let reason = match start(prober, path, &ProbeOptions::default(), patience) {
-        Err(ProbeError::Alone(reason)) => reason,
-        Err(error) => return Err(error.reason()),
-        Ok((mut answer, end)) => {
-            answer.release = answer.release.map(|_| Version::V25);
-            return Ok((answer, end));
-        }
+    let reason = match start(prober, path, false, None, patience) {
+        Err(error) if error.is_alone => error.reason,
+        Err(error) => return Err(error.reason),
+        Ok(answer) => return Ok(answer),
     };
     let newer = Version::ALL.into_iter().skip(1).rev();
     for release in newer {
-        let options = ProbeOptions {
-            load_only: false,
-            release: Some(release.to_string()),
-        };
-        match start(prober, path, &options, patience) {
-            Ok((mut answer, end)) => {
-                answer.release = Some(release);
-                return Ok((answer, end));
-            }
-            Err(error) => {
-                let error = error.reason();
-                if error == reason {
-                    return Err(reason); // it does not depend on the release
-                }
-            }
+        match start(prober, path, false, Some(release), patience) {
+            Ok(answer) => return Ok(answer),
+            // It does not depend on the release.
+            Err(error) if error.reason == reason => return Err(reason),
+            Err(_) => {}
         }
     }
     Err(format!(
@@ -200,49 +184,39 @@ fn try_releases(
 
 /// Failure of a probe.
 #[derive(Debug)]
-enum ProbeError {
-    /// The plugin cannot be used.
-    Refused(String),
-    /// The plugin comes without `libggml-base`, and may be of another release.
-    Alone(String),
-}
-
-impl ProbeError {
-    fn reason(self) -> String {
-        match self {
-            ProbeError::Refused(reason) | ProbeError::Alone(reason) => reason,
-        }
-    }
+struct ProbeError {
+    reason: String,
+    /// True if the plugin comes without `libggml-base`, and so may be of another release.
+    is_alone: bool,
 }
 
 impl From<String> for ProbeError {
     fn from(reason: String) -> Self {
-        ProbeError::Refused(reason)
+        ProbeError {
+            reason,
+            is_alone: false,
+        }
     }
 }
 
 impl From<&str> for ProbeError {
     fn from(reason: &str) -> Self {
-        ProbeError::Refused(reason.to_owned())
+        reason.to_owned().into()
     }
 }
 
 fn start(
     prober: &[OsString],
     path: &Path,
-    options: &ProbeOptions,
+    load_only: bool,
+    release: Option<Version>,
     patience: Duration,
 ) -> Result<(ProbeResult, End), ProbeError> {
     let (program, arguments) = prober.split_first().ok_or("there is no prober")?;
     let mut child = Command::new(program)
         .args(arguments)
-        .args(options.load_only.then_some(LOAD_ONLY))
-        .args(
-            options
-                .release
-                .iter()
-                .flat_map(|release| [RELEASE, release]),
-        )
+        .args(load_only.then_some(LOAD_ONLY))
+        .args(release.map(|release| format!("{RELEASE}={release}")))
         .arg(path)
         // When ggml aborts, it would start a debugger for a backtrace.
         .env("GGML_NO_BACKTRACE", "1")
@@ -283,7 +257,8 @@ fn start(
         // The reader ends with the pipe. Ignore a panic.
         let _ = reader.join();
     }
-    Ok((understand(&said(), &end)?, end))
+    let release = release.unwrap_or(Version::V25);
+    Ok((understand(&said(), &end, release)?, end))
 }
 
 /// The end of a probe.
@@ -293,14 +268,10 @@ enum End {
     Late(Duration),
 }
 
-/// Interprets a probe's lines and its end.
-fn understand(lines: &[String], end: &End) -> Result<ProbeResult, ProbeError> {
+/// Interprets a probe's lines and its end. A plugin alone was taken for one of `release`.
+fn understand(lines: &[String], end: &End, release: Version) -> Result<ProbeResult, ProbeError> {
     let is_alone = lines.iter().any(|line| line == ALONE);
-    let failed = if is_alone {
-        ProbeError::Alone
-    } else {
-        ProbeError::Refused
-    };
+    let failed = |reason| ProbeError { reason, is_alone };
     let begins = |start: &str| {
         let rests = lines
             .iter()
@@ -341,8 +312,7 @@ fn understand(lines: &[String], end: &End) -> Result<ProbeResult, ProbeError> {
     }
     Ok(ProbeResult {
         score,
-        // Its caller knows which.
-        release: is_alone.then_some(Version::V25),
+        release: is_alone.then_some(release),
         devices,
     })
 }
@@ -492,7 +462,7 @@ mod tests {
         };
         let answer = ask("0.27", "kept").unwrap();
         assert_eq!((answer.release, asked()), (Some(Version::V27), 3));
-        let answer = ask("'--load-only --release 0.27'", "kept").unwrap();
+        let answer = ask("'--load-only --release=0.27'", "kept").unwrap();
         assert_eq!((answer.release, asked()), (Some(Version::V27), 1));
         let first = ask("x.so", "others").unwrap();
         assert_eq!((first.release, asked()), (Some(Version::V25), 1));

@@ -4,13 +4,14 @@ use super::buffer::GgmlBuffer;
 use super::device::GgmlDevice;
 use super::library::Plugin;
 use crate::abi::{
-    Backend, BackendEvent, BackendI, Buffer, BufferFields, BufferI, BufferI28, BufferNI,
-    BufferType, BufferTypeI25, BufferTypeTable, CGraph, DevCaps, DevProps, Device, DeviceI,
-    GraphOptimizeParams, Reg, RegI, Status, Tensor, Version, device_type, op, usage,
+    Backend, BackendEvent, BackendI, Buffer, BufferFields, BufferI, BufferType, BufferTypeI25,
+    BufferTypeTable, CGraph, DevCaps, DevProps, Device, DeviceI, GraphOptimizeParams, Reg, RegI,
+    Status, Tensor, Version, device_type, op, usage,
 };
 use samite_core::{
-    CancelToken, DType, Device as _, Graph, HostMemory, KeepAlive, Layout, PlacedGraph, Rows,
-    RunControl, Slot, StoredTensor, TensorGroup, TensorId, TensorInfo, TensorRef, Usage,
+    CancelToken, DType, Device as _, Graph, HostMemory, KeepAlive, Layout, PlacedGraph, Prepared,
+    Rows, RunControl, Slot, StoredTensor, Stream, TensorGroup, TensorId, TensorInfo, TensorRef,
+    Usage,
 };
 use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
@@ -318,11 +319,7 @@ unsafe extern "C" fn allocate(buft: *mut BufferType, size: usize) -> *mut Buffer
 /// Release of the test's plugin.
 const VERSION: Version = Version::V28;
 
-fn create(each: BufferI, buft: *mut BufferType, context: *mut c_void, size: usize) -> *mut Buffer {
-    let iface = BufferI28 {
-        each,
-        several: BufferNI::NONE,
-    };
+fn create(iface: BufferI, buft: *mut BufferType, context: *mut c_void, size: usize) -> *mut Buffer {
     let fields = BufferFields {
         buft,
         context,
@@ -590,6 +587,31 @@ fn bytes(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
+/// Prepares one node.
+fn prepare(
+    stream: &mut dyn Stream,
+    graph: &Graph,
+    node: TensorId,
+    places: &[Option<TensorRef>],
+) -> Box<dyn Prepared> {
+    let work = PlacedGraph {
+        graph,
+        nodes: &[node],
+        places,
+        workspace: None,
+        compiled: None,
+    };
+    stream.prepare(work).unwrap()
+}
+
+fn run(stream: &mut dyn Stream, prepared: &mut dyn Prepared) {
+    let control = RunControl {
+        cancel: &CancelToken::new(),
+        observer: None,
+    };
+    stream.run(prepared, control).unwrap();
+}
+
 #[test]
 fn plugin_capabilities_are_forwarded() {
     let (device, _) = lazy();
@@ -664,21 +686,10 @@ fn memory_lives_until_queued_work_is_done() {
         let b = graph.scale(a, 3.0).unwrap();
         let y = rows(&device, 1);
         let places = [Some(x.clone()), Some(y.clone())];
-        let work = PlacedGraph {
-            graph: &graph,
-            nodes: &[b],
-            places: &places,
-            workspace: None,
-            compiled: None,
-        };
-        let mut prepared = stream.prepare(work).unwrap();
+        let mut prepared = prepare(&mut *stream, &graph, b, &places);
         stream.write(&x, 0, &bytes(&[1.0, 2.0, 3.0, 4.0])).unwrap();
-        let control = RunControl {
-            cancel: &CancelToken::new(),
-            observer: None,
-        };
         calls(context);
-        stream.run(&mut *prepared, control).unwrap();
+        run(&mut *stream, &mut *prepared);
         assert!(device.can_copy(&device.buffer_type(), &device.buffer_type()));
         stream.copy(&y, &copied).unwrap();
         assert_eq!(calls(context), ["compute", "copy"], "nobody waited");
@@ -732,22 +743,11 @@ fn plugins_get_names_and_constant_graphs() {
     graph.set_name(scaled, "Kcur-0");
     let result = rows(&device, 1);
     let places = [Some(weights[1].tensor().clone()), Some(result.clone())];
-    let work = PlacedGraph {
-        graph: &graph,
-        nodes: &[scaled],
-        places: &places,
-        workspace: None,
-        compiled: None,
-    };
     let mut stream = Arc::clone(&device).open_stream().unwrap();
-    let mut prepared = [(); 2].map(|()| stream.prepare(work).unwrap());
+    let mut prepared = [(); 2].map(|()| prepare(&mut *stream, &graph, scaled, &places));
     assert_eq!(given(context), ["Kcur-0 at 0"; 2]);
-    let control = RunControl {
-        cancel: &CancelToken::new(),
-        observer: None,
-    };
     for number in [0, 1, 0] {
-        stream.run(&mut *prepared[number], control).unwrap();
+        run(&mut *stream, &mut *prepared[number]);
     }
     let uids = std::mem::take(&mut context.lock().unwrap().uids);
     assert!(uids[0] == uids[2] && uids[0] != uids[1] && !uids.contains(&0));
@@ -774,19 +774,8 @@ fn buffers_are_reset_only_after_queued_work() {
     let x = graph.input("x", DType::F32, [4, 1, 1, 1]).unwrap();
     let y = graph.scale(x, 3.0).unwrap();
     let places = [Some(rows(&device, 1)), Some(rows(&device, 1))];
-    let work = PlacedGraph {
-        graph: &graph,
-        nodes: &[y],
-        places: &places,
-        workspace: None,
-        compiled: None,
-    };
-    let mut prepared = stream.prepare(work).unwrap();
-    let control = RunControl {
-        cancel: &CancelToken::new(),
-        observer: None,
-    };
-    stream.run(&mut *prepared, control).unwrap();
+    let mut prepared = prepare(&mut *stream, &graph, y, &places);
+    run(&mut *stream, &mut *prepared);
     given(context);
     drop(prepared);
     assert_eq!(given(context), [""; 0], "the work is still queued");
@@ -923,20 +912,9 @@ fn mapped_memory_is_used_in_place() {
     let result = rows(&device, 1);
     let places = [Some(weights.tensor().clone()), Some(result.clone())];
     let mut stream = Arc::clone(&device).open_stream().unwrap();
-    let work = PlacedGraph {
-        graph: &graph,
-        nodes: &[y],
-        places: &places,
-        workspace: None,
-        compiled: None,
-    };
-    let mut prepared = stream.prepare(work).unwrap();
-    let control = RunControl {
-        cancel: &CancelToken::new(),
-        observer: None,
-    };
+    let mut prepared = prepare(&mut *stream, &graph, y, &places);
     calls(context);
-    stream.run(&mut *prepared, control).unwrap();
+    run(&mut *stream, &mut *prepared);
     assert_eq!(calls(context), ["compute"], "nobody waited");
     stream.read(&result, 0, &mut out).unwrap();
     assert_eq!(out, bytes(&[2.0, 4.0, 6.0, 8.0]));

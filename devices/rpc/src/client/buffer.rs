@@ -214,8 +214,7 @@ impl RpcBuffer {
 
     /// Returns whether messages can hold several of these rows.
     fn has_pieces(&self, rows: &Rows) -> bool {
-        let commands = self.endpoint().protocol.commands;
-        commands > Command::GetTensor2d as u8
+        self.endpoint().protocol.has(Command::GetTensor2d)
             && rows.count > 1
             && rows.len <= PIECE
             && rows.len <= rows.stride
