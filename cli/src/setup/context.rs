@@ -32,12 +32,6 @@ impl ContextSetup {
     /// Returns an error for values that the flags' types cannot exclude.
     pub fn new(args: &ContextArgs) -> CommandResult<Self> {
         let kv_types = kv_types(args)?;
-        if args.no_flash && kv_types[1].is_quantized() {
-            return Err(CommandError::usage(format_args!(
-                "--kv, --cache-type-v: values of type {} need flash attention: leave out --no-flash, or choose f16",
-                kv_types[1]
-            )));
-        }
         Ok(ContextSetup {
             n_ctx: args.ctx_size.filter(|&n_ctx| n_ctx > 0),
             n_ubatch: args.ubatch_size,

@@ -124,7 +124,6 @@ fn out_of_range_values_are_refused() {
         ("--kv nonsense", "--kv: 'nonsense'"),
         ("--kv ''", "--kv: ''"),
         ("--kv f16,q8_0,f16", "--kv"),
-        ("--kv q8_0 --no-flash", "--no-flash"),
         ("--load-mode tape", "tape"),
         ("--fallback maybe", "maybe"),
         ("--stop ''", "--stop"),

@@ -38,7 +38,13 @@ pub(crate) fn assign(
         }
         let on_cache = matches!(
             node.op(),
-            Op::FlashAttn { .. } | Op::SetRows | Op::GatedDeltaNet { .. } | Op::SsmScan { .. }
+            Op::FlashAttn { .. }
+                | Op::MulMat { .. }
+                | Op::Cast { .. }
+                | Op::Cont
+                | Op::SetRows
+                | Op::GatedDeltaNet { .. }
+                | Op::SsmScan { .. }
         );
         let stored = |source| graph.node(source).stored();
         let mut operands = node

@@ -390,6 +390,7 @@ impl Model {
         let source = self.graph_source(&[], &self.kv, options, &[], sizes);
         let plan = KvPlan::willing(&source, sizes, options.kv_types)?;
         placement_fallback::report(&plan.displaced, options.fallback)?;
+        placement_fallback::report_no_flash(&plan.unfused, options.fallback);
         Ok(plan)
     }
 

@@ -23,23 +23,10 @@ pub(crate) fn report(displaced: &[PlacementFallback], fallback: Fallback) -> Res
     if fallback == Fallback::Allow {
         return Ok(());
     }
-    let mut said: Vec<(&str, &str)> = Vec::new();
-    for first in displaced {
-        let kind = (&*first.wanted, &*first.reason);
-        if said.contains(&kind) {
-            continue;
-        }
-        said.push(kind);
-        let of_kind = |other: &&PlacementFallback| (&*other.wanted, &*other.reason) == kind;
+    for (first, others) in by_reason(displaced) {
         let message = format!(
-            "{} belongs on {}, which refuses it: {}{}",
-            first.what,
-            first.wanted,
-            first.reason,
-            match displaced.iter().filter(of_kind).count() - 1 {
-                0 => String::new(),
-                others => format!("; so do {others} more"),
-            }
+            "{} belongs on {}, which refuses it: {}{others}",
+            first.what, first.wanted, first.reason,
         );
         if fallback == Fallback::Deny {
             return Err(Error::rule(format!(
@@ -49,6 +36,41 @@ pub(crate) fn report(displaced: &[PlacementFallback], fallback: Fallback) -> Res
         tracing::warn!("{message}; it goes to {}", first.device);
     }
     Ok(())
+}
+
+/// Warns about flash attention that several operations on the same device replace.
+pub(crate) fn report_no_flash(layers: &[PlacementFallback], fallback: Fallback) {
+    if fallback == Fallback::Allow {
+        return;
+    }
+    for (first, others) in by_reason(layers) {
+        tracing::warn!(
+            "{} takes several operations on {}, which refuses flash attention: {}{others}",
+            first.what,
+            first.device,
+            first.reason,
+        );
+    }
+}
+
+/// Returns the first fallback of each device and reason, with a remark about the others.
+fn by_reason(all: &[PlacementFallback]) -> Vec<(&PlacementFallback, String)> {
+    let is_same = |a: &PlacementFallback, b: &PlacementFallback| {
+        (&a.wanted, &a.reason) == (&b.wanted, &b.reason)
+    };
+    let mut found: Vec<(&PlacementFallback, String)> = Vec::new();
+    for (index, first) in all.iter().enumerate() {
+        if all[..index].iter().any(|other| is_same(other, first)) {
+            continue;
+        }
+        let same = all.iter().filter(|other| is_same(other, first));
+        let others = match same.count() - 1 {
+            0 => String::new(),
+            others => format!("; so do {others} more"),
+        };
+        found.push((first, others));
+    }
+    found
 }
 
 #[cfg(test)]

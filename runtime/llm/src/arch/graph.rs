@@ -85,6 +85,9 @@ pub struct LayerCache {
     pub state: Option<Arc<StoredTensor>>,
     /// True if keys and values use the cells for layers with a window.
     pub windowed: bool,
+    /// True to compute attention with several operations even if [`GraphContext::flash`] is set,
+    /// because the device refuses flash attention.
+    pub no_flash: bool,
 }
 
 impl LayerCache {

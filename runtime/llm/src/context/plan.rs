@@ -4,7 +4,7 @@ use super::memory::{MemoryReport, MemoryUse};
 use super::options::{ContextOptions, Sizes};
 use crate::adapter;
 use crate::arch::LayerCache;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::graphs::GraphSource;
 use crate::kv::KvPlan;
 use crate::model::Model;
@@ -183,12 +183,6 @@ pub(super) fn check(model: &Arc<Model>, options: &ContextOptions) -> Result<Size
     options.check_output(spec)?;
     let sizes = options.sizes(spec)?;
     adapter::check(model, &options.adapters)?;
-    let v_type = options.kv_types[1];
-    if !options.flash && v_type.is_quantized() {
-        return Err(Error::invalid(format!(
-            "V cache of type {v_type} needs flash attention: enable it, or choose f16"
-        )));
-    }
     if sizes.n_cells > spec.n_ctx_train {
         tracing::warn!(
             n_ctx = sizes.n_cells,

@@ -24,6 +24,10 @@ pub(crate) struct KvPlan {
     windowed: Vec<bool>,
     /// Device by layer.
     pub choices: Vec<Choice>,
+    /// By layer: true if the device refuses flash attention, but supports it as several operations.
+    no_flash: Vec<bool>,
+    /// Layers without flash attention.
+    pub unfused: Vec<PlacementFallback>,
     /// Caches that are on another device than requested.
     pub displaced: Vec<PlacementFallback>,
 }
@@ -119,29 +123,53 @@ impl KvPlan {
             groups,
             windowed,
             choices: choices.to_vec(),
+            no_flash: vec![false; choices.len()],
+            unfused: Vec::new(),
             displaced: Vec::new(),
         })
     }
 
     /// Plans the caches of the model of `source` like [`new`](KvPlan::new). If a device does not
-    /// support a layer's operations on its cache, that cache goes to the host.
+    /// support a layer's flash attention, several operations replace it. If the device does not
+    /// support these either, or another operation on the cache, the cache goes to the host.
     pub fn willing(source: &GraphSource<'_>, sizes: &Sizes, types: [DType; 2]) -> Result<Self> {
         let (spec, devices) = (source.spec, source.devices);
         let mut choices = source.kv.to_vec();
-        let wanted = KvPlan::new(spec, source.weights, devices, &choices, sizes, types)?;
-        let layers = wanted.unallocated()?;
-        let source = GraphSource {
-            layers: &layers,
-            ..*source
+        let name = |device| devices.get(device).name().to_owned();
+        let fallback = |what, wanted, reason, device| PlacementFallback {
+            what,
+            wanted: name(wanted),
+            reason,
+            device: name(device),
         };
+        let mut wanted = KvPlan::new(spec, source.weights, devices, &choices, sizes, types)?;
+        let refused_of = |plan: &KvPlan| {
+            let layers = plan.unallocated()?;
+            let source = GraphSource {
+                layers: &layers,
+                ..*source
+            };
+            source.refused_caches(sizes.at_the_end(1))
+        };
+        let mut refused = refused_of(&wanted)?;
+        if source.flash && !refused.is_empty() {
+            for &il in refused.keys() {
+                wanted.no_flash[il] = true;
+            }
+            let still = refused_of(&wanted)?;
+            for &il in still.keys() {
+                wanted.no_flash[il] = false;
+            }
+            let unfused = refused.extract_if(.., |il, _| !still.contains_key(il));
+            let what = |il| format!("attention of layer {il}");
+            wanted.unfused = unfused
+                .map(|(il, (device, reason))| fallback(what(il), device, reason, device))
+                .collect();
+        }
         let mut displaced = Vec::new();
-        for (il, (device, reason)) in source.refused_caches(sizes.at_the_end(1))? {
-            displaced.push(PlacementFallback {
-                what: format!("the KV cache of layer {il}"),
-                wanted: devices.get(device).name().to_owned(),
-                reason,
-                device: devices.get(devices.last()).name().to_owned(),
-            });
+        for (il, (device, reason)) in refused {
+            let what = format!("the KV cache of layer {il}");
+            displaced.push(fallback(what, device, reason, devices.last()));
             choices[il] = Choice {
                 device: devices.last(),
                 explicit: false,
@@ -151,6 +179,8 @@ impl KvPlan {
             return Ok(wanted);
         }
         let mut plan = KvPlan::new(spec, source.weights, devices, &choices, sizes, types)?;
+        plan.no_flash = wanted.no_flash;
+        plan.unfused = wanted.unfused;
         plan.displaced = displaced;
         Ok(plan)
     }
@@ -220,6 +250,7 @@ impl KvPlan {
             conv: find(format!("cache_r_l{il}")),
             state: find(format!("cache_s_l{il}")),
             windowed,
+            no_flash: self.no_flash[il],
         };
         self.windowed.iter().enumerate().map(layer).collect()
     }

@@ -320,14 +320,6 @@ fn invalid_options_are_refused() {
             },
             "not whole blocks of 256",
         ),
-        (
-            ContextOptions {
-                kv_types: [DType::F16, DType::Q8_0],
-                flash: false,
-                ..base()
-            },
-            "flash",
-        ),
     ] {
         let message = Context::new(Arc::clone(&model), options)
             .unwrap_err()

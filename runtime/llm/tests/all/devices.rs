@@ -380,6 +380,47 @@ fn refused_weights_are_reported_or_fail_the_load() {
     assert_eq!(ModelPlan::new(&gguf, &options).unwrap().displaced(), []);
 }
 
+/// Returns whether a node multiplies something else than weights.
+fn is_product_of_keys(node: Node<'_>) -> bool {
+    let weights = |stored: &Arc<StoredTensor>| stored.name().contains("weight");
+    let first = node.tensor().sources.first().copied().flatten();
+    let stored = first.and_then(|first| node.graph().node(first).stored());
+    node.op().name() == "mul_mat" && !stored.is_some_and(weights)
+}
+
+#[test]
+fn refused_flash_attention_becomes_several_operations_on_the_same_device() {
+    let file = TestModel::tiny("llama");
+    let run = |devices, options| {
+        let mut context = context(&file.load(devices, ""), options);
+        let plan = context.plan(1).unwrap();
+        let devices: Vec<_> = plan.splits().iter().map(|split| split.device).collect();
+        (decode(&mut context, &tokens(9), 0, 0), devices)
+    };
+    for v_type in [DType::F32, DType::F16, DType::Q8_0] {
+        let options = |flash| ContextOptions {
+            flash,
+            kv_types: [v_type; 2],
+            ..precise()
+        };
+        let refuses: Refusal = |node| node.op().name() == "flash_attn_ext";
+        let denied = ContextOptions {
+            fallback: Fallback::Deny,
+            ..options(true)
+        };
+        let (logits, devices) = run(picky(refuses), denied);
+        assert_eq!(
+            devices,
+            [1, 0],
+            "{v_type}: first the embedding, then all layers"
+        );
+        let (expected, _) = run(vec![reference("a")], options(false));
+        assert_eq!(nmse(&logits, &expected), 0.0, "{v_type}");
+        let (flash, _) = run(vec![reference("a")], options(true));
+        assert!(nmse(&logits, &flash) < 1e-6, "{v_type}");
+    }
+}
+
 #[test]
 fn caches_are_placed_on_devices_that_support_the_layer() {
     let file = TestModel::tiny("llama");
@@ -391,21 +432,11 @@ fn caches_are_placed_on_devices_that_support_the_layer() {
     let refusals: [(Refusal, bool, &str); 3] = [
         (|node| node.op().name() == "set_rows", true, "set_rows"),
         (
-            |node| node.op().name() == "flash_attn_ext",
+            |node| node.op().name() == "flash_attn_ext" || is_product_of_keys(node),
             true,
             "flash_attn_ext",
         ),
-        // Among the products of layers, only those of keys have no weights.
-        (
-            |node| {
-                let weights = |stored: &Arc<StoredTensor>| stored.name().contains("weight");
-                let first = node.tensor().sources.first().copied().flatten();
-                let stored = first.and_then(|first| node.graph().node(first).stored());
-                node.op().name() == "mul_mat" && !stored.is_some_and(weights)
-            },
-            false,
-            "mul_mat",
-        ),
+        (is_product_of_keys, false, "mul_mat"),
     ];
     for (refuses, flash, operation) in refusals {
         let options = ContextOptions { flash, ..precise() };

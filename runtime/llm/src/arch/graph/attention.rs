@@ -460,7 +460,8 @@ impl Builder<'_> {
         };
         let q = self.graph.permute(q, [0, 2, 1, 3])?;
         self.named(q, "q");
-        let attended = if self.parts.flash {
+        let no_flash = cache.is_some_and(|cache| cache.no_flash);
+        let attended = if self.parts.flash && !no_flash {
             let op = Op::FlashAttn {
                 scale: a.scale,
                 max_bias: a.max_bias,
@@ -482,6 +483,13 @@ impl Builder<'_> {
                 .graph
                 .soft_max(logits, Some(mask), sinks, scale, a.max_bias)?;
             self.named(weights, "kq_soft_max");
+            // Blocks cannot be transposed.
+            let v = if self.graph.tensor(v).layout.dtype().is_quantized() {
+                let cast = Op::Cast { dtype: DType::F32 };
+                self.graph.push(cast, &[Some(v)])?
+            } else {
+                v
+            };
             let v = self.graph.transpose(v)?;
             let v = self.graph.cont(v)?;
             self.named(v, "v_cont");
