@@ -16,6 +16,7 @@ const ALIGNMENT: usize = 32;
 
 pub fn symbols(version: Version) -> Vec<Symbol> {
     let mut all = exports![
+        alignment as ggml_backend_buft_get_alignment,
         alloc_buffer as ggml_backend_buft_alloc_buffer,
         alloc_size as ggml_backend_buft_get_alloc_size,
         buffer_alloc_size as ggml_backend_buffer_get_alloc_size,
@@ -25,6 +26,7 @@ pub fn symbols(version: Version) -> Vec<Symbol> {
         buffer_name as ggml_backend_buffer_name,
         buffer_size as ggml_backend_buffer_get_size,
         buffer_usage as ggml_backend_buffer_get_usage,
+        clear as ggml_backend_buffer_clear,
         host_buffer as ggml_backend_cpu_buffer_from_ptr,
         host_buffer_type as ggml_backend_cpu_buffer_type,
         is_host as ggml_backend_buft_is_host,
@@ -51,7 +53,7 @@ unsafe fn table(buffer_type: *mut BufferType) -> BufferTypeI25 {
 }
 
 /// Creates a buffer with a plugin's functions, in the layout before ggml 0.28.
-unsafe extern "C" fn buffer_init(
+pub unsafe extern "C" fn buffer_init(
     buffer_type: *mut BufferType,
     iface: BufferI,
     context: *mut c_void,
@@ -85,7 +87,7 @@ pub unsafe fn fields(buffer: *const Buffer) -> BufferFields {
     unsafe { *Buffer::fields(buffer, version()) }
 }
 
-unsafe extern "C" fn buffer_free(buffer: *mut Buffer) {
+pub unsafe extern "C" fn buffer_free(buffer: *mut Buffer) {
     if buffer.is_null() {
         return;
     }
@@ -98,7 +100,7 @@ unsafe extern "C" fn buffer_free(buffer: *mut Buffer) {
     }
 }
 
-unsafe extern "C" fn alloc_buffer(buffer_type: *mut BufferType, size: usize) -> *mut Buffer {
+pub unsafe extern "C" fn alloc_buffer(buffer_type: *mut BufferType, size: usize) -> *mut Buffer {
     // SAFETY: plugins pass valid buffer types.
     unsafe {
         if size == 0 {
@@ -111,12 +113,22 @@ unsafe extern "C" fn alloc_buffer(buffer_type: *mut BufferType, size: usize) -> 
     }
 }
 
-unsafe extern "C" fn alloc_size(buffer_type: *mut BufferType, tensor: *const Tensor) -> usize {
+pub unsafe extern "C" fn alloc_size(buffer_type: *mut BufferType, tensor: *const Tensor) -> usize {
     // SAFETY: plugins pass valid buffer types and tensors.
     unsafe {
         match table(buffer_type).get_alloc_size {
             Some(size) => size(buffer_type, tensor),
             None => tensors::nbytes(tensor),
+        }
+    }
+}
+
+pub unsafe extern "C" fn alignment(buffer_type: *mut BufferType) -> usize {
+    // SAFETY: plugins pass valid buffer types.
+    unsafe {
+        match table(buffer_type).get_alignment {
+            Some(alignment) => alignment(buffer_type),
+            None => fail("a buffer type without get_alignment"),
         }
     }
 }
@@ -143,7 +155,7 @@ unsafe extern "C" fn type_name(buffer_type: *mut BufferType) -> *const c_char {
 macro_rules! of_buffer {
     ($(fn $name:ident($buffer:ident $(,
         $argument:ident: $kind:ty)?) -> $result:ty $body:block)*) => {
-        $(unsafe extern "C" fn $name($buffer: *mut Buffer $(, $argument: $kind)?) -> $result {
+        $(pub unsafe extern "C" fn $name($buffer: *mut Buffer $(, $argument: $kind)?) -> $result {
             // SAFETY: see the macro.
             unsafe { $body }
         })*
@@ -157,6 +169,12 @@ of_buffer! {
     fn buffer_name(buffer) -> *const c_char { type_name(fields(buffer).buft) }
     fn buffer_alloc_size(buffer,
         tensor: *const Tensor) -> usize { alloc_size(fields(buffer).buft, tensor) }
+    fn clear(buffer, value: u8) -> () {
+        // An empty buffer has no functions.
+        if let Some(clear) = (*buffer).iface.clear && fields(buffer).size > 0 {
+            clear(buffer, value);
+        }
+    }
     fn buffer_base(buffer) -> *mut c_void {
         match (*buffer).iface.get_base {
             Some(base) if fields(buffer).size > 0 => base(buffer),
@@ -208,7 +226,7 @@ fn host_type(get_name: unsafe extern "C" fn(*mut BufferType) -> *const c_char) -
     HostType(table.leak(version()))
 }
 
-unsafe extern "C" fn host_buffer_type() -> *mut BufferType {
+pub unsafe extern "C" fn host_buffer_type() -> *mut BufferType {
     static TYPE: OnceLock<HostType> = OnceLock::new();
     TYPE.get_or_init(|| host_type(host_name)).0
 }

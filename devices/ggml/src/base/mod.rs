@@ -8,8 +8,9 @@
 //!
 //! # Coverage
 //! The library has everything that upstream's prebuilt CPU, CUDA and Vulkan plugins of ggml 0.25
-//! import, and that the sources of the CUDA, SYCL, OpenCL, CANN and WebGPU backends call. The
-//! loader rejects a plugin that needs more and names the symbol. Left out are
+//! import, and that the sources of all other backends of 0.25 to 0.28 call, except RPC, which
+//! samite has itself, and ET, which builds graphs. The loader rejects a plugin that needs more and
+//! names the symbol. Left out are
 //! - graphs and tensors in arenas (`ggml_new_tensor_1d`, `ggml_new_buffer`): only helpers for
 //!   programs that link to the plugin call them, never the plugin itself;
 //! - encoders of the IQ1, IQ2 and IQ3 types, which need an importance matrix or a search: no kernel
@@ -26,6 +27,7 @@ mod names;
 mod process;
 mod tensors;
 mod text;
+mod transfer;
 mod types;
 
 use crate::abi::Version;
@@ -54,6 +56,7 @@ fn symbols(version: Version) -> Vec<Symbol> {
     all.extend(process::symbols());
     all.extend(tensors::symbols());
     all.extend(text::symbols());
+    all.extend(transfer::symbols());
     all.extend(types::symbols());
     all.sort_unstable_by_key(|symbol| symbol.name);
     all
@@ -147,6 +150,36 @@ mod tests {
         let names = include_str!("../../tests/fixtures/imports-of-cuda.txt").lines();
         let all = symbols(Version::V25);
         let missing: Vec<_> = names
+            .filter(|name| !all.iter().any(|symbol| symbol.name == *name))
+            .collect();
+        assert_eq!(missing, [""; 0]);
+    }
+
+    #[test]
+    fn symbols_called_by_other_backends_exist() {
+        // Functions of `libggml-base` that the sources of these backends of 0.28 call, and the CUDA
+        // plugin of 0.25 does not.
+        let hexagon = [
+            "ggml_backend_buffer_init_tensor",
+            "ggml_backend_buft_get_alignment",
+            "ggml_backend_dev_name",
+            "ggml_backend_multi_buffer_alloc_buffer",
+            "ggml_backend_tensor_get",
+            "ggml_backend_tensor_get_2d",
+            "ggml_backend_tensor_set",
+            "ggml_backend_tensor_set_2d",
+            "ggml_backend_view_init",
+            "ggml_fp32_to_bf16",
+            "ggml_is_view",
+            "ggml_tallocr_alloc",
+            "ggml_tallocr_new",
+        ];
+        let metal = ["ggml_graph_node"];
+        let openvino = ["ggml_backend_buffer_clear", "ggml_backend_tensor_get"];
+        let names = [&hexagon[..], &metal, &openvino].concat();
+        let all = symbols(Version::V28);
+        let missing: Vec<_> = names
+            .into_iter()
             .filter(|name| !all.iter().any(|symbol| symbol.name == *name))
             .collect();
         assert_eq!(missing, [""; 0]);

@@ -4,7 +4,7 @@ use super::text::fail;
 use super::{Symbol, exports};
 use crate::abi::{BackendEvent, Device, Guid, Reg};
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::time::Instant;
 
@@ -25,6 +25,7 @@ pub fn symbols() -> Vec<Symbol> {
         critical_section_end as ggml_critical_section_end,
         critical_section_start as ggml_critical_section_start,
         device_count as ggml_backend_reg_dev_count,
+        device_name as ggml_backend_dev_name,
         device_of as ggml_backend_reg_dev_get,
         event_synchronize as ggml_backend_event_synchronize,
         guid_matches as ggml_guid_matches,
@@ -95,6 +96,16 @@ unsafe extern "C" fn guid_matches(a: *const Guid, b: *const Guid) -> bool {
 unsafe extern "C" fn device_count(reg: *mut Reg) -> usize {
     // SAFETY: the caller passes its own registration, and the function belongs to it.
     unsafe { (*reg).iface.get_device_count.map_or(0, |count| count(reg)) }
+}
+
+unsafe extern "C" fn device_name(device: *mut Device) -> *const c_char {
+    // SAFETY: the caller passes its own device, and the function belongs to it.
+    unsafe {
+        (*device)
+            .iface
+            .get_name
+            .map_or(c"".as_ptr(), |name| name(device))
+    }
 }
 
 unsafe extern "C" fn event_synchronize(event: *mut BackendEvent) {

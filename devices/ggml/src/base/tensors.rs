@@ -16,6 +16,7 @@ pub fn symbols() -> Vec<Symbol> {
         element_size as ggml_element_size,
         glu_name as ggml_glu_op_name,
         glu_op as ggml_get_glu_op,
+        graph_node as ggml_graph_node,
         is_contiguous as ggml_is_contiguous,
         is_contiguous as ggml_is_contiguous_0,
         is_contiguous_1 as ggml_is_contiguous_1,
@@ -29,6 +30,7 @@ pub fn symbols() -> Vec<Symbol> {
         is_permuted as ggml_is_permuted,
         is_scalar as ggml_is_scalar,
         is_transposed as ggml_is_transposed,
+        is_view as ggml_is_view,
         n_dims as ggml_n_dims,
         name as ggml_get_name,
         nbytes as ggml_nbytes,
@@ -106,6 +108,7 @@ of_tensor! {
     fn is_scalar(t) -> bool { t.ne == [1; MAX_DIMS] }
     fn is_matrix(t) -> bool { t.ne[2..] == [1, 1] }
     fn is_transposed(t) -> bool { t.nb[0] > t.nb[1] }
+    fn is_view(t) -> bool { !t.view_src.is_null() }
     fn is_permuted(t) -> bool { !t.nb.is_sorted() }
     fn is_contiguous(t) -> bool { contiguous(t, 0, MAX_DIMS) }
     fn is_contiguous_1(t) -> bool { contiguous(t, 1, MAX_DIMS) }
@@ -279,6 +282,21 @@ unsafe extern "C" fn can_fuse_subgraph(
         }
         true
     }
+}
+
+/// Returns a node by its index, or by its negative distance from the end.
+unsafe extern "C" fn graph_node(graph: *mut CGraph, index: c_int) -> *mut Tensor {
+    // SAFETY: the plugin passes a graph of its host.
+    let nodes = unsafe { (*graph).nodes() };
+    let index = if index < 0 {
+        index + nodes.len() as c_int
+    } else {
+        index
+    };
+    let node = usize::try_from(index)
+        .ok()
+        .and_then(|index| nodes.get(index));
+    *node.unwrap_or_else(|| fail("ggml_graph_node: there is no such node"))
 }
 
 /// Maximum length of a chain of views. ggml's own views refer to the tensor that owns the memory,

@@ -16,6 +16,7 @@ pub fn symbols() -> Vec<Symbol> {
         bf16_to_f32 as ggml_bf16_to_fp32,
         block_len_of as ggml_blck_size,
         f16_to_f32 as ggml_fp16_to_fp32,
+        f32_to_bf16 as ggml_fp32_to_bf16,
         f32_to_f16 as ggml_fp32_to_fp16,
         is_quantized as ggml_is_quantized,
         quantize_iq4_xs as quantize_iq4_xs,
@@ -192,6 +193,10 @@ unsafe extern "C" fn f32_to_f16(value: f32) -> u16 {
 
 unsafe extern "C" fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
+}
+
+unsafe extern "C" fn f32_to_bf16(value: f32) -> u16 {
+    samite_quant::f32_to_bf16(value)
 }
 
 /// Returns the number of elements and the bytes of `len` elements.
