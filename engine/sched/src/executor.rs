@@ -136,6 +136,7 @@ impl Executor {
     pub fn run(&mut self, plan: &Arc<Plan>, bound: &mut Bound, cancel: &CancelToken) -> Result<()> {
         let mut run = Run::new(OverlapMode::Overlapped);
         let mut last = Ok(());
+        self.host_copies.begin_run();
         loop {
             last = match run.step(&plan.actions, last, cancel.is_cancelled()) {
                 RunStep::End(result) => {
@@ -251,7 +252,10 @@ impl Executor {
                 Some(stream) => stream.copy(from, to)?,
                 None => self.streams[device].copy(from, to)?,
             },
-            None => match copy.experts.and_then(|ids| places[ids.index()].as_ref()) {
+            None => match copy
+                .experts
+                .and_then(|id| Some((id, places[id.index()].as_ref()?)))
+            {
                 Some(ids) => self.host_copies.copy_experts(from, to, ids)?,
                 None => self.host_copies.copy(from, to)?,
             },

@@ -275,7 +275,7 @@ fn only_experts_in_use_are_copied() {
 #[test]
 fn expert_ids_stay_alive_until_the_last_expert_copy() {
     // One copy of the ids serves three products. But the ids of the experts to copy are read from
-    // the original each time, so the host must not reuse its memory in between.
+    // the original, so the host must not reuse its memory before.
     let cpu = cpu();
     let eager = device("eager", |o| o.wants_offload = true);
     let sets: Vec<_> = ["up", "gate", "down"]
