@@ -52,18 +52,33 @@ pub enum Role {
     Vector,
 }
 
-/// Unit in which a stored tensor may be split among devices along an axis. Tensors that belong
+/// Units in which a stored tensor may be split among devices along an axis. Tensors that belong
 /// together, such as the first and the last product of a block, have the same number of units and
 /// so are split alike.
+///
+/// A tensor may consist of segments along the axis, such as the queries, keys and values of a fused
+/// matrix. Each segment has the same number of units and is split by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Cut {
     /// The axis.
     pub axis: usize,
-    /// Number of elements along the axis that stay together.
-    pub unit: usize,
+    /// Number of elements along the axis that stay together, for each segment; 0 for segments that
+    /// the tensor does not have.
+    pub units: [usize; 3],
     /// Number that selects the first device to get left-over units. It is the layer's number, so
     /// that the left-overs rotate among the devices.
     pub turn: usize,
+}
+
+impl Cut {
+    /// Creates a split of a tensor with one segment.
+    pub fn new(axis: usize, unit: usize, turn: usize) -> Self {
+        Cut {
+            axis,
+            units: [unit, 0, 0],
+            turn,
+        }
+    }
 }
 
 /// A tensor as a buffer type sees it, before it has memory.

@@ -29,15 +29,18 @@ impl Members {
 
     /// Returns the state of a stored tensor.
     pub fn state(&self, layout: &Layout, cut: Option<Cut>) -> SplitState {
-        let Some(Cut { axis, unit, turn }) = cut.filter(|_| self.len() > 1) else {
+        let Some(Cut { axis, units, turn }) = cut.filter(|_| self.len() > 1) else {
             return SplitState::Mirrored;
         };
         let extent = layout.shape().get(axis).copied().unwrap_or(0);
+        let unit = units.iter().sum();
         if unit == 0 || !extent.is_multiple_of(unit) || !layout.is_contiguous() {
             return SplitState::Mirrored;
         }
-        let shares = divide(extent / unit, &self.ratios, turn);
-        let state = SplitState::split(axis, AxisRuns::in_order(&shares).times(unit));
+        let shares = AxisRuns::in_order(&divide(extent / unit, &self.ratios, turn));
+        let segments = units.map(|unit| shares.times(unit));
+        let runs = segments.iter().flat_map(AxisRuns::iter).collect();
+        let state = SplitState::split(axis, runs);
         match state.check(layout, self.len()) {
             Ok(()) => state,
             Err(_) => SplitState::Mirrored,

@@ -112,13 +112,8 @@ mod tests {
             assert_eq!(names, ["rank0:cpu0", "rank1:cpu1", "rank2:cpu2"]);
             // Each has two of six rows.
             let layout = Layout::contiguous(DType::F32, [4, 6, 1, 1]).unwrap();
-            let cut = Cut {
-                axis: 1,
-                unit: 1,
-                turn: 0,
-            };
             let info = TensorInfo {
-                cut: Some(cut),
+                cut: Some(Cut::new(1, 1, 0)),
                 ..TensorInfo::new("w", layout, Usage::Weights)
             };
             let memory = device.buffer_type();

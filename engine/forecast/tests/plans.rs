@@ -214,11 +214,7 @@ fn split_tensors_are_read_as_shards_and_summed() {
         let meta: Arc<dyn Device> = meta;
         let mut graph = Graph::new();
         let x = graph.input("x", DType::F32, [256, 1, 1, 1]).unwrap();
-        let cut = Cut {
-            axis: 0,
-            unit: 64,
-            turn: 0,
-        };
+        let cut = Cut::new(0, 64, 0);
         let w = graph.stored(&weight(&meta, Some(cut))).unwrap();
         let y = graph.mul_mat(w, x).unwrap();
         graph.set_output(y);

@@ -3,11 +3,11 @@
 //!
 //! Tensors that belong together have the same number of units: the heads of queries, keys, values,
 //! their cache and the output matrix, or the elements between the matrices of a feed-forward
-//! network. The first matrices are cut by rows and the last ones by columns. Each device then
+//! network. In a fused matrix, queries, keys and values are segments, as are gate and value. The first matrices are cut by rows and the last ones by columns. Each device then
 //! computes a sub-layer with its own parts, and the results are added once at the end. All devices
 //! need the remaining tensors as a whole.
 
-use crate::arch::spec::{Attention, Gate, Layer, Linear, Mixer, Mlp, Projection};
+use crate::arch::spec::{Attention, Gate, Latent, LatentUp, Layer, Linear, Mixer, Mlp, Projection};
 use crate::arch::{Spec, TensorSpec};
 use crate::weights::Weights;
 use samite_core::{Cut, DType};
@@ -31,12 +31,10 @@ fn unit(extent: usize, block: usize) -> usize {
     enough.or(smallest).copied().unwrap_or(extent)
 }
 
-/// Returns the smallest number of KV heads whose results are whole blocks of `block` elements. For
-/// quantized matrices, it prefers whole groups of 256 if enough units remain: activations of such a
-/// group get the same scale on any device.
-fn heads(attention: &Attention, block: usize) -> usize {
-    let all = attention.n_head_kv;
-    let row = attention.n_head / all.max(1) * attention.head_v;
+/// Returns the smallest number of `all` KV heads whose results, of `row` elements each, are whole
+/// blocks of `block` elements. For quantized matrices, it prefers whole groups of 256 if enough
+/// units remain: activations of such a group get the same scale on any device.
+fn heads(all: usize, row: usize, block: usize) -> usize {
     let least = |block: usize| {
         (1..=all)
             .filter(|&heads: &usize| all.is_multiple_of(heads))
@@ -94,18 +92,37 @@ pub(crate) fn cuts(spec: &Spec, tensors: &[(&TensorSpec, DType)]) -> Vec<Option<
 /// Returns how the cached keys and values of `layer` may be divided: like the rows of their
 /// matrices.
 pub(crate) fn cuts_of_cache(layer: &Layer, weights: &Weights) -> [Option<Cut>; 2] {
-    let Some(Projection::Separate {
-        kv: Some((k, v)), ..
-    }) = layer.attention().map(|attention| &attention.projection)
-    else {
+    let Some(attention) = layer.attention() else {
         return [None; 2];
     };
-    [k, v.as_ref().unwrap_or(k)].map(|linear| {
+    // The matrix with the keys and the one with the values, and their segments.
+    let segments = match &attention.projection {
+        Projection::Separate {
+            kv: Some((k, v)), ..
+        } => [(k, 0), (v.as_ref().unwrap_or(k), 0)],
+        Projection::Fused(all) => [(all, 1), (all, 2)],
+        Projection::Latent(latent) => return cuts_of_expanded(latent, layer, weights),
+        Projection::Separate { kv: None, .. } => return [None; 2],
+    };
+    segments.map(|(linear, segment)| {
         let matrix = weights.get(&format!("blk.{}.{}.weight", layer.block, linear.name))?;
-        Some(Cut {
-            axis: 0,
-            ..matrix.cut()?
-        })
+        let Cut { units, turn, .. } = matrix.cut()?;
+        Some(Cut::new(0, units[segment], turn))
+    })
+}
+
+/// Returns how the cached keys and values of latent attention may be divided: by heads. If the short
+/// rows are cached, all devices need them as a whole.
+fn cuts_of_expanded(latent: &Latent, layer: &Layer, weights: &Weights) -> [Option<Cut>; 2] {
+    let LatentUp::Joint(up) = &latent.up else {
+        return [None; 2];
+    };
+    let matrix = weights.get(&format!("blk.{}.{}.weight", layer.block, up.name));
+    let cut = matrix.and_then(|matrix| matrix.cut());
+    [latent.plain + latent.rotated, latent.head_v].map(|size| {
+        let Cut { units, turn, .. } = cut?;
+        let heads = units[0] / (latent.plain + latent.head_v);
+        Some(Cut::new(0, heads * size, turn))
     })
 }
 
@@ -121,21 +138,26 @@ struct Cuts<'a> {
 }
 
 impl Cuts<'_> {
-    fn add(&mut self, linear: &Linear, suffix: &str, axis: usize, unit: usize) {
+    fn add(&mut self, linear: &Linear, suffix: &str, axis: usize, units: [usize; 3]) {
         let turn = self.turn;
-        let cut = Cut { axis, unit, turn };
+        let cut = Cut { axis, units, turn };
         let name = format!("{}{}{suffix}", self.prefix, linear.name);
         self.by_name.entry(name).or_insert(cut);
     }
 
     /// Cuts a product by rows, and its bias accordingly.
     fn rows(&mut self, linear: &Linear, unit: usize) {
-        self.add(linear, ".weight", 1, unit);
-        self.add(linear, ".bias", 0, unit);
+        self.segments(linear, [unit, 0, 0]);
+    }
+
+    /// Cuts a product by rows of each segment, and its bias accordingly.
+    fn segments(&mut self, linear: &Linear, units: [usize; 3]) {
+        self.add(linear, ".weight", 1, units);
+        self.add(linear, ".bias", 0, units);
     }
 
     fn columns(&mut self, linear: &Linear, unit: usize) {
-        self.add(linear, ".weight", 0, unit);
+        self.add(linear, ".weight", 0, [unit, 0, 0]);
     }
 
     /// Returns the number of elements in a block of the matrix.
@@ -145,24 +167,38 @@ impl Cuts<'_> {
         dtype.map_or(1, |dtype| dtype.block_len())
     }
 
-    /// Divides attention by heads, if queries, keys and values have separate matrices.
+    /// Divides attention by heads. The slopes of ALiBi depend on the number of a head, which devices
+    /// with some of the heads do not know.
     fn attention(&mut self, attention: &Attention) {
         let (n_head, n_head_kv) = (attention.n_head, attention.n_head_kv);
-        let Projection::Separate { q, kv } = &attention.projection else {
+        if attention.max_bias > 0.0 {
             return;
-        };
+        }
+        if let Projection::Latent(latent) = &attention.projection {
+            return self.latent(latent, attention);
+        }
         if n_head_kv == 0 || attention.output.from != n_head * attention.head_v {
             return;
         }
         // Queries must be on the same device as the keys that they use.
         self.turn = attention.keys_of.unwrap_or(self.turn);
-        let kv_heads = heads(attention, self.block_of(&attention.output));
+        let row = n_head / n_head_kv * attention.head_v;
+        let kv_heads = heads(n_head_kv, row, self.block_of(&attention.output));
         let q_heads = kv_heads * (n_head / n_head_kv);
-        self.rows(q, q_heads * (q.to / n_head));
-        if let Some((k, v)) = kv {
-            for linear in [k].into_iter().chain(v) {
-                self.rows(linear, kv_heads * (linear.to / n_head_kv));
+        match &attention.projection {
+            Projection::Separate { q, kv } => {
+                self.rows(q, q_heads * (q.to / n_head));
+                let kv = kv.iter().flat_map(|(k, v)| [k].into_iter().chain(v));
+                for linear in kv {
+                    self.rows(linear, kv_heads * (linear.to / n_head_kv));
+                }
             }
+            Projection::Fused(all) => {
+                let sizes = [attention.head_k, attention.head_k, attention.head_v];
+                let heads = [q_heads, kv_heads, kv_heads];
+                self.segments(all, [0, 1, 2].map(|i| heads[i] * sizes[i]));
+            }
+            Projection::Latent(_) => {}
         }
         if let Some(Gate::Linear(linear, _)) = &attention.gate {
             self.rows(linear, q_heads * (linear.to / n_head));
@@ -170,16 +206,38 @@ impl Cuts<'_> {
         self.columns(&attention.output, q_heads * attention.head_v);
     }
 
-    /// Divides a feed-forward network by the elements before the last matrix, if gates and values
-    /// have separate matrices.
-    fn mlp(&mut self, mlp: &Mlp) {
-        let between = mlp.down.from;
-        if mlp.up.to != between {
+    /// Divides latent attention by heads. The short rows are needed as a whole.
+    fn latent(&mut self, latent: &Latent, attention: &Attention) {
+        let (n_head, output) = (attention.n_head, &attention.output);
+        if output.from != n_head * latent.head_v {
             return;
         }
+        let heads = heads(n_head, latent.head_v, self.block_of(output));
+        self.rows(&latent.q.1, heads * (latent.plain + latent.rotated));
+        match &latent.up {
+            LatentUp::Joint(up) => self.rows(up, heads * (latent.plain + latent.head_v)),
+            LatentUp::Absorbed(names) => {
+                for name in names {
+                    let cut = Cut::new(2, heads, self.turn);
+                    self.by_name.insert(format!("{}{name}", self.prefix), cut);
+                }
+            }
+        }
+        self.columns(output, heads * latent.head_v);
+    }
+
+    /// Divides a feed-forward network by the elements before the last matrix.
+    fn mlp(&mut self, mlp: &Mlp) {
+        let between = mlp.down.from;
         let unit = unit(between, self.block_of(&mlp.down));
+        if mlp.up.to == between {
+            self.rows(&mlp.up, unit);
+        } else if mlp.up.to == 2 * between {
+            self.segments(&mlp.up, [unit, unit, 0]);
+        } else {
+            return;
+        }
         mlp.gate.iter().for_each(|gate| self.rows(gate, unit));
-        self.rows(&mlp.up, unit);
         self.columns(&mlp.down, unit);
     }
 }
@@ -214,18 +272,62 @@ mod tests {
         ] {
             let name = format!("blk.1.{name}.weight");
             let at = tensors.iter().position(|spec| spec.name == name).unwrap();
-            assert_eq!(
-                cuts[at],
-                Some(Cut {
-                    axis,
-                    unit,
-                    turn: 1
-                }),
-                "{name}"
-            );
+            assert_eq!(cuts[at], Some(Cut::new(axis, unit, 1)), "{name}");
         }
         let norm = tensors.iter().position(|spec| spec.name.contains("norm"));
         assert_eq!(cuts[norm.unwrap()], None);
+    }
+
+    /// The rest is routers, matrices of the short rows of latent attention, and position embeddings.
+    #[test]
+    fn most_weights_of_an_architecture_are_divided() {
+        let mut undivided = Vec::new();
+        for architecture in crate::arch::ARCHITECTURES {
+            let name = architecture.name;
+            let tiny = SyntheticModel::tiny(name);
+            let model = SyntheticModel {
+                n_embd: 1024,
+                n_head: 16,
+                n_head_kv: tiny.n_head_kv * 4,
+                head_dim: 64,
+                n_ff: 4096,
+                ..tiny
+            };
+            let metadata = model.metadata().unwrap();
+            let read = find(name).unwrap().spec;
+            // Queries, keys and values are in one matrix where the architecture allows it.
+            let fused = |name: &str| name.contains("attn_qkv");
+            let spec = read(&Keys::new(&metadata, name, model.n_vocab, &fused)).unwrap();
+            let tensors = spec.tensors();
+            let typed: Vec<_> = tensors.iter().map(|spec| (spec, DType::F32)).collect();
+            let (mut divided, mut all) = (0, 0);
+            for (tensor, cut) in tensors.iter().zip(cuts(&spec, &typed)) {
+                let elements: usize = tensor.shape.iter().product();
+                if !tensor.name.starts_with("token_embd") {
+                    all += elements;
+                    divided += if cut.is_some() { elements } else { 0 };
+                }
+            }
+            if divided * 100 < all * 95 {
+                undivided.push(name);
+            }
+        }
+        undivided.sort_unstable();
+        let alibi = ["bloom", "jais", "jina-bert-v2", "mpt", "refact"];
+        let recurrent = [
+            "falcon-h1",
+            "granitehybrid",
+            "jamba",
+            "lfm2",
+            "mamba",
+            "mamba2",
+            "nemotron_h",
+            "nemotron_h_moe",
+            "qwen35",
+        ];
+        let mut expected = [&alibi[..], &recurrent, &["gemma3n"]].concat();
+        expected.sort_unstable();
+        assert_eq!(undivided, expected);
     }
 
     #[test]

@@ -74,13 +74,12 @@ pub(super) fn flash_attn(c: &Case<'_>) -> Option<Decision> {
     let Op::FlashAttn { max_bias, .. } = *c.op else {
         return None;
     };
-    let group = c.extent(0, 2)?.checked_div(c.extent(1, 2)?)?;
-    let by_heads = |kv: &AxisRuns| {
+    let heads_kv = c.extent(1, 2)?;
+    let group = c.extent(0, 2)?.checked_div(heads_kv)?;
+    let by_heads = |heads: AxisRuns, cached: SplitState| {
         if max_bias > 0.0 {
             return None;
         }
-        let heads = kv.times(group);
-        let cached = SplitState::split(2, kv.clone());
         let mut want = c.want([
             (0, SplitState::split(2, heads.clone())),
             (1, cached.clone()),
@@ -95,7 +94,7 @@ pub(super) fn flash_attn(c: &Case<'_>) -> Option<Decision> {
         Decision::each(want, SplitState::split(1, heads))
     };
     if let Some(runs) = c.split_on(1, 2).or(c.split_on(2, 2)) {
-        return by_heads(runs);
+        return by_heads(runs.times(group), SplitState::split(2, runs.clone()));
     }
     let (axis, runs) = c.split(0)?;
     let queries = SplitState::split(axis, runs.clone());
@@ -107,7 +106,9 @@ pub(super) fn flash_attn(c: &Case<'_>) -> Option<Decision> {
             }
             Decision::each(want, SplitState::split(2, runs.clone()))
         }
-        2 => by_heads(&runs.in_units(group)?),
+        // All members need the head of keys and values that all queries share.
+        2 if heads_kv == 1 => by_heads(runs.clone(), SplitState::Mirrored),
+        2 => by_heads(runs.clone(), SplitState::split(2, runs.in_units(group)?)),
         3 => {
             let mut want = c.want([(0, queries.clone()), (1, queries.clone()), (2, queries)]);
             if let Some(place) = want.get_mut(3) {

@@ -61,7 +61,10 @@ fn of_units(architecture: &'static str, dtype: DType) -> SyntheticModel {
         n_layer: 2,
         n_head: 8,
         n_head_kv: 8,
-        head_dim: if architecture == "qwen2" { 8 } else { 32 },
+        head_dim: match architecture {
+            "llama" | "qwen3" | "qwen3moe" => 32,
+            _ => 8, // as wide as the model
+        },
         n_ff: 256,
         dtype,
         ..SyntheticModel::tiny(architecture)
@@ -76,6 +79,19 @@ fn models(dtype: DType) -> Vec<(String, SyntheticModel)> {
     let mut mixtral = of_units("llama", dtype);
     mixtral.experts = Some([4, 2]);
     models.push(("mixtral".to_owned(), mixtral));
+    // Latent attention, which caches short rows (deepseek2) or all heads.
+    for architecture in ["deepseek2", "minicpm3"] {
+        models.push((architecture.to_owned(), of_units(architecture, dtype)));
+    }
+    // Queries, keys and values in one matrix, with biases, and gate and value in one as well.
+    for (architecture, bias) in [("llama", false), ("phi3", false), ("gpt2", true)] {
+        let mut fused = of_units(architecture, dtype);
+        fused.optional.push("attn_qkv.weight");
+        if bias {
+            fused.optional.push("attn_qkv.bias");
+        }
+        models.push((format!("fused {architecture}"), fused));
+    }
     models
 }
 
@@ -83,7 +99,14 @@ fn models(dtype: DType) -> Vec<(String, SyntheticModel)> {
 fn of_groups(name: &str, model: SyntheticModel) -> SyntheticModel {
     let heads = match name {
         // As wide as the model.
-        "qwen2" => SyntheticModel {
+        "deepseek2" | "minicpm3" => SyntheticModel {
+            n_embd: 1024,
+            n_head: 16,
+            n_head_kv: 2,
+            head_dim: 64,
+            ..model
+        },
+        "qwen2" | "fused phi3" | "fused gpt2" => SyntheticModel {
             n_embd: 512,
             n_head: 16,
             n_head_kv: 2,
