@@ -7,7 +7,7 @@ use super::optimize::Optimizer;
 use super::stream::GgmlStream;
 use crate::abi::{self, DevCaps, DevProps, Tensor, device_type};
 use crate::convert::UnsupportedConversion;
-use crate::convert::export::{Exported, TensorLocation};
+use crate::convert::export::{Exported, TensorLocation, with_views};
 use samite_core::{
     Buffer, BufferType, Capabilities, Device, DeviceKind, Error, Event, Graph, HostMemory,
     KeepAlive, MemoryInfo, Node, Op, Parameters, Result, Stream, Support, TensorId, Usage,
@@ -102,7 +102,13 @@ impl DeviceCore {
             };
             Ok(TensorLocation::At(buffer, null_mut()))
         };
-        let exported = Exported::new(self.plugin.version, node.graph(), &[node.id()], place);
+        // Some plugins look at the views through which an operation sees its sources.
+        let sequence = if node.layout().is_empty() {
+            vec![node.id()]
+        } else {
+            with_views(node.graph(), &[node.id()])
+        };
+        let exported = Exported::new(self.plugin.version, node.graph(), &sequence, place);
         let exported = match exported {
             Ok(exported) => exported,
             Err(reason) => return Support::No(reason),

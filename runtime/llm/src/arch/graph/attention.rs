@@ -299,6 +299,13 @@ impl Builder<'_> {
             .view(x, [size, n1, n2, 1], [s1, s2, s3], which * size * s0)
     }
 
+    /// Returns a view of all heads. Queries, keys and values reach attention as permuted views, as
+    /// in llama.cpp's graphs: OpenVINO's plugin refuses other attention.
+    fn all_heads(&mut self, x: TensorId) -> Result<TensorId> {
+        let size = self.extents(x)[0];
+        self.half(x, size, 0)
+    }
+
     /// Returns heads of queries (0), keys (1) or values (2) after their norm, if it applies to
     /// heads.
     fn normed_heads(
@@ -407,9 +414,10 @@ impl Builder<'_> {
         let leaf = self.stored(cache)?;
         let layout = *cache.layout();
         let (row, head) = (layout.row_bytes(), layout.dtype().row_bytes(size)?);
-        let shape = [size, n_kv, layout.shape()[0] / size, 1];
+        let shape = [size, layout.shape()[0] / size, n_kv, 1];
         let all = layout.strides()[1] * layout.shape()[1];
-        let view = self.graph.view(leaf, shape, [row, head, all], 0)?;
+        let view = self.graph.view(leaf, shape, [head, row, all], 0)?;
+        let view = self.graph.permute(view, [0, 2, 1, 3])?;
         Ok(self.named(view, name))
     }
 
@@ -432,6 +440,7 @@ impl Builder<'_> {
             Some(v) => v,
             None => self.half(k, a.head_v, 0)?,
         };
+        let (k, v) = (self.all_heads(k)?, self.all_heads(v)?);
         let k = self.graph.permute(k, [0, 2, 1, 3])?;
         let v = self.graph.permute(v, [0, 2, 1, 3])?;
         Ok((self.named(k, "k"), self.named(v, "v")))
@@ -458,6 +467,7 @@ impl Builder<'_> {
             Some(name) => Some(self.weight(name)?),
             None => None,
         };
+        let q = self.all_heads(q)?;
         let q = self.graph.permute(q, [0, 2, 1, 3])?;
         self.named(q, "q");
         let no_flash = cache.is_some_and(|cache| cache.no_flash);
