@@ -151,7 +151,7 @@ mod tests {
     }
 
     impl Setup {
-        /// `is_host` tells of experts and copy whether the host has access to their memory.
+        /// `is_host`: whether the host has access to the memory of the experts and of their copy.
         fn new(is_host: [bool; 2]) -> Self {
             let mut graph = Graph::new();
             let [host, own] = [true, false].map(|host_memory| -> Arc<dyn BufferType> {

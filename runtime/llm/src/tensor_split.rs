@@ -3,9 +3,10 @@
 //!
 //! Tensors that belong together have the same number of units: the heads of queries, keys, values,
 //! their cache and the output matrix, or the elements between the matrices of a feed-forward
-//! network. In a fused matrix, queries, keys and values are segments, as are gate and value. The first matrices are cut by rows and the last ones by columns. Each device then
-//! computes a sub-layer with its own parts, and the results are added once at the end. All devices
-//! need the remaining tensors as a whole.
+//! network. In a fused matrix, queries, keys and values are segments, as are gate and value. The
+//! first matrices are cut by rows and the last ones by columns. Each device then computes a
+//! sub-layer with its own parts, and the results are added once at the end. All devices need the
+//! remaining tensors as a whole.
 
 use crate::arch::spec::{Attention, Gate, Latent, LatentUp, Layer, Linear, Mixer, Mlp, Projection};
 use crate::arch::{Spec, TensorSpec};
@@ -111,8 +112,8 @@ pub(crate) fn cuts_of_cache(layer: &Layer, weights: &Weights) -> [Option<Cut>; 2
     })
 }
 
-/// Returns how the cached keys and values of latent attention may be divided: by heads. If the short
-/// rows are cached, all devices need them as a whole.
+/// Returns how the cached keys and values of latent attention may be divided: by heads. If the
+/// short rows are cached, all devices need them as a whole.
 fn cuts_of_expanded(latent: &Latent, layer: &Layer, weights: &Weights) -> [Option<Cut>; 2] {
     let LatentUp::Joint(up) = &latent.up else {
         return [None; 2];
@@ -167,8 +168,8 @@ impl Cuts<'_> {
         dtype.map_or(1, |dtype| dtype.block_len())
     }
 
-    /// Divides attention by heads. The slopes of ALiBi depend on the number of a head, which devices
-    /// with some of the heads do not know.
+    /// Divides attention by heads. The slopes of ALiBi depend on the number of a head, which
+    /// devices with some of the heads do not know.
     fn attention(&mut self, attention: &Attention) {
         let (n_head, n_head_kv) = (attention.n_head, attention.n_head_kv);
         if attention.max_bias > 0.0 {
@@ -278,7 +279,7 @@ mod tests {
         assert_eq!(cuts[norm.unwrap()], None);
     }
 
-    /// The rest is routers, matrices of the short rows of latent attention, and position embeddings.
+    /// The rest is routers, matrices of latent rows, and position embeddings.
     #[test]
     fn most_weights_of_an_architecture_are_divided() {
         let mut undivided = Vec::new();
