@@ -299,11 +299,14 @@ impl Builder<'_> {
             .view(x, [size, n1, n2, 1], [s1, s2, s3], which * size * s0)
     }
 
-    /// Returns a view of all heads. Queries, keys and values reach attention as permuted views, as
-    /// in llama.cpp's graphs: OpenVINO's plugin refuses other attention.
-    fn all_heads(&mut self, x: TensorId) -> Result<TensorId> {
-        let size = self.extents(x)[0];
-        self.half(x, size, 0)
+    /// Permutes heads from `[head size, heads, tokens]` to `[head size, tokens, heads]`, as a view of
+    /// a view: OpenVINO's plugin refuses attention on others.
+    fn by_heads(&mut self, mut x: TensorId) -> Result<TensorId> {
+        let layout = self.graph.tensor(x).layout;
+        if layout.is_contiguous() {
+            x = self.graph.reshape(x, layout.shape())?;
+        }
+        self.graph.permute(x, [0, 2, 1, 3])
     }
 
     /// Returns heads of queries (0), keys (1) or values (2) after their norm, if it applies to
@@ -440,9 +443,7 @@ impl Builder<'_> {
             Some(v) => v,
             None => self.half(k, a.head_v, 0)?,
         };
-        let (k, v) = (self.all_heads(k)?, self.all_heads(v)?);
-        let k = self.graph.permute(k, [0, 2, 1, 3])?;
-        let v = self.graph.permute(v, [0, 2, 1, 3])?;
+        let (k, v) = (self.by_heads(k)?, self.by_heads(v)?);
         Ok((self.named(k, "k"), self.named(v, "v")))
     }
 
@@ -467,8 +468,7 @@ impl Builder<'_> {
             Some(name) => Some(self.weight(name)?),
             None => None,
         };
-        let q = self.all_heads(q)?;
-        let q = self.graph.permute(q, [0, 2, 1, 3])?;
+        let q = self.by_heads(q)?;
         self.named(q, "q");
         let no_flash = cache.is_some_and(|cache| cache.no_flash);
         let attended = if self.parts.flash && !no_flash {
