@@ -3,16 +3,21 @@
 use crate::args::{DeviceArgs, ThreadArgs};
 use crate::cpu_args::PoolArgs;
 use crate::failure::{CommandError, CommandResult};
+use crate::interrupt;
 use crate::log;
 use crate::progress;
 use crate::setup::DeviceSetup;
 use crate::shown::counted;
 use clap::Args;
 use samite::Device;
-use samite_testing::{ContractOutcome, check_contract, run_suite};
+use samite_testing::{
+    ContractOutcome, Progress, Report, check_contract, report_cases, run_suite, run_suite_isolated,
+};
 use serde_json::json;
 use std::io::Write;
+use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 mod perf;
 
@@ -55,12 +60,21 @@ pub struct TestOpsArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Run the cases of this device in this process, see [`isolated`]
+    #[arg(long, value_name = "DEVICE", hide = true, requires = "first_case")]
+    worker: Option<String>,
+    /// Number of the worker's first case
+    #[arg(long, value_name = "CASE", hide = true)]
+    first_case: Option<usize>,
     #[command(flatten)]
     pool: PoolArgs,
 }
 
 /// Bytes that the test cases need, in small pieces.
 const CASES: usize = 24 << 20;
+
+/// Maximum duration of a case in another process.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub fn run(args: TestOpsArgs) -> CommandResult {
     let pool = args.pool.pool(args.threads.threads)?;
@@ -72,14 +86,31 @@ pub fn run(args: TestOpsArgs) -> CommandResult {
         return contract(&devices, args.json);
     }
     samite::ask_for_memory(CASES, "the cases")?;
+    let filter = args.filter.as_deref();
+    if let (Some(name), Some(first)) = (&args.worker, args.first_case) {
+        let device = devices.iter().find(|device| device.name() == name);
+        let device = device.ok_or_else(|| CommandError::error("the device is gone"))?;
+        report_cases(device, filter, first, &mut |line| {
+            // The parent is gone.
+            if writeln!(std::io::stdout(), "{line}").is_err() {
+                interrupt::leave(1);
+            }
+        });
+        return Ok(());
+    }
     let mut out = std::io::stdout().lock();
     let mut reports = Vec::new();
     for device in devices {
         let bar = progress::count("testing", "cases");
-        let report = run_suite(&device, args.filter.as_deref(), &mut |progress| {
+        let mut show = |progress: Progress<'_>| {
             bar.set_length(progress.cases as u64);
             bar.set_position(progress.case as u64 + 1);
-        });
+        };
+        let report = if device.name().starts_with("ggml:") {
+            isolated(device.name(), &mut show)?
+        } else {
+            run_suite(&device, filter, &mut show)
+        };
         drop(bar);
         if !args.json {
             writeln!(out, "{report}")?;
@@ -108,6 +139,18 @@ pub fn run(args: TestOpsArgs) -> CommandResult {
             counted(failed, "case")
         ))),
     }
+}
+
+/// Runs the suite in processes of this program: a plugin can end the one that it is in.
+fn isolated(device: &str, show: &mut dyn FnMut(Progress<'_>)) -> CommandResult<Report> {
+    let program = std::env::current_exe()?;
+    let mut command = |first: usize| {
+        let mut command = Command::new(&program);
+        command.args(std::env::args_os().skip(1));
+        command.args(["--worker", device, "--first-case", &first.to_string()]);
+        command
+    };
+    Ok(run_suite_isolated(device, &mut command, TIMEOUT, show)?)
 }
 
 /// Tests the contract apart from computation.

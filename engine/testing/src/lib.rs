@@ -7,6 +7,7 @@
 //!   be within the limit, and everything else in memory (sources, and the bytes between tensors)
 //!   unchanged. [`run_suite`] runs all of them and creates a [`Report`]. It also tries weights in
 //!   every special layout that the device offers.
+//! - [`run_suite_isolated`] does so in another process, which a plugin may end.
 //! - [`check_contract`] checks the rest of the contract: buffers, copies, import, compiled work,
 //!   order, events, faults.
 //! - [`random_graph`] creates larger graphs of many operations, for tests of schedulers.
@@ -31,6 +32,7 @@ mod cases;
 mod compare;
 mod contract;
 mod counter;
+mod isolated;
 mod perf;
 mod random;
 mod recipe;
@@ -46,6 +48,7 @@ pub use cases::{DECODED, cases};
 pub use compare::nmse;
 pub use contract::{ContractOutcome, ContractReport, check_contract};
 pub use counter::Counter;
+pub use isolated::{report_cases, run_suite_isolated};
 pub use perf::{PerfCase, PerfResult, measure, perf_cases};
 pub use random::{RANDOM_GRAPH_OPS, RandomGraph, StoreTensor, random_graph, random_graph_up_to};
 pub use recipe::{Recipe, Rng};

@@ -66,9 +66,39 @@ pub fn run_suite(
     filter: Option<&str>,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Report {
+    run_from(device, filter, 0, &mut ProgressObserver(progress))
+}
+
+/// Does what [`run_suite`] does, from case number `first` on.
+pub(crate) fn run_from(
+    device: &Arc<dyn Device>,
+    filter: Option<&str>,
+    first: usize,
+    observer: &mut dyn Observer,
+) -> Report {
     let wanted = |case: &Case| filter.is_none_or(|f| case.op == f || case.name.contains(f));
     let all: Vec<_> = cases().into_iter().filter(wanted).collect();
-    run_all(device, &all, None, progress)
+    run_all(device, &all, first, None, observer)
+}
+
+/// Observer of a run.
+pub(crate) trait Observer {
+    /// Is called before a case with its number, the number of cases, its operation and its name.
+    fn begin(&mut self, case: usize, cases: usize, op: &str, name: &str);
+
+    /// Is called after a case.
+    fn end(&mut self, progress: Progress<'_>);
+}
+
+/// Calls a function after each case.
+struct ProgressObserver<'a>(&'a mut dyn FnMut(Progress<'_>));
+
+impl Observer for ProgressObserver<'_> {
+    fn begin(&mut self, _case: usize, _cases: usize, _op: &str, _name: &str) {}
+
+    fn end(&mut self, progress: Progress<'_>) {
+        (self.0)(progress);
+    }
 }
 
 /// All cases, for several devices. Caches data and the reference's results.
@@ -88,7 +118,14 @@ impl Suite {
 
     /// Does what [`run_suite`] does without a filter.
     pub fn run(&self, device: &Arc<dyn Device>) -> Report {
-        run_all(device, &self.cases, Some(&self.answers), &mut |_| {})
+        let answers = Some(&*self.answers);
+        run_all(
+            device,
+            &self.cases,
+            0,
+            answers,
+            &mut ProgressObserver(&mut |_| {}),
+        )
     }
 }
 
@@ -101,45 +138,51 @@ impl Default for Suite {
 fn run_all(
     device: &Arc<dyn Device>,
     all: &[Case],
+    first: usize,
     answers: Option<&[Answer]>,
-    progress: &mut dyn FnMut(Progress<'_>),
+    observer: &mut dyn Observer,
 ) -> Report {
     let reference: Arc<dyn Device> =
         ReferenceDevice::new(ReferenceOptions::named("reference-for-comparison"));
-    let mut report = Report {
-        device: device.name().to_owned(),
-        ..Report::default()
-    };
+    let mut report = Report::new(device.name());
     let extra = device.extra_buffer_types();
-    for (number, case) in all.iter().enumerate() {
+    for (number, case) in all.iter().enumerate().skip(first) {
         let own = Answer::default();
         let answer = answers.map_or(&own, |answers| &answers[number]);
-        let mut note = |name: &str, outcome: Outcome| {
-            progress(Progress {
+        let has_weights = case.inputs.iter().any(|input| input.weights);
+        let special = extra.iter().filter(|_| has_weights).map(Some);
+        for memory in [None].into_iter().chain(special) {
+            let name = match memory {
+                Some(memory) => &format!("{} @ {}", case.name, memory.name()),
+                None => &case.name,
+            };
+            observer.begin(number, all.len(), case.op, name);
+            let outcome = judge(device, &reference, case, answer, memory);
+            // A layout that does not support this weight type is no gap in the device's support.
+            if memory.is_some() && matches!(outcome, Outcome::Unsupported { .. }) {
+                continue;
+            }
+            observer.end(Progress {
                 case: number,
                 cases: all.len(),
                 name,
                 outcome: &outcome,
             });
             report.add(case.op, name, outcome);
-        };
-        note(&case.name, judge(device, &reference, case, answer, None));
-        if !case.inputs.iter().any(|input| input.weights) {
-            continue;
-        }
-        for memory in &extra {
-            let outcome = judge(device, &reference, case, answer, Some(memory));
-            // A layout that does not support this weight type is no gap in the device's support.
-            if !matches!(outcome, Outcome::Unsupported { .. }) {
-                note(&format!("{} @ {}", case.name, memory.name()), outcome);
-            }
         }
     }
     report
 }
 
 impl Report {
-    fn add(&mut self, op: &str, case: &str, outcome: Outcome) {
+    pub(crate) fn new(device: &str) -> Self {
+        Report {
+            device: device.to_owned(),
+            ..Report::default()
+        }
+    }
+
+    pub(crate) fn add(&mut self, op: &str, case: &str, outcome: Outcome) {
         let counts = self.ops.entry(op.to_owned()).or_default();
         let detail = match outcome {
             Outcome::Passed { nmse } => {
