@@ -7,7 +7,7 @@
 //! graphs are dropped as soon as all have more than [`MAX_TENSORS`].
 
 use super::version::Protocol;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// Maximum number of tensors of all cached graphs of a device, unless a single graph has more.
 pub const MAX_TENSORS: usize = 1 << 17;
@@ -18,7 +18,7 @@ pub struct GraphCache<T> {
     /// Maximum number of entries.
     most: usize,
     /// Graphs by uid. Entries without a graph count as well.
-    entries: HashMap<u64, Option<CachedGraph<T>>>,
+    entries: BTreeMap<u64, Option<CachedGraph<T>>>,
     /// Number of tensors of all graphs.
     tensors: usize,
     /// Number of uses of all graphs.
@@ -37,7 +37,7 @@ impl<T> GraphCache<T> {
     pub fn new(protocol: &Protocol) -> Self {
         GraphCache {
             most: protocol.cached_graphs,
-            entries: HashMap::new(),
+            entries: BTreeMap::new(),
             tensors: 0,
             uses: 0,
         }
