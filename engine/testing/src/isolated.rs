@@ -35,8 +35,8 @@ enum Event {
     Done,
 }
 
-/// Runs the suite on `device` like [`run_suite`](crate::run_suite), from case number `first` on, for
-/// [`run_suite_isolated`] in another process. `write_line` writes a line to standard output.
+/// Runs the suite on `device` like [`run_suite`](crate::run_suite), from case number `first` on,
+/// for [`run_suite_isolated`] in another process. `write_line` writes a line to standard output.
 pub fn report_cases(
     device: &Arc<dyn Device>,
     filter: Option<&str>,

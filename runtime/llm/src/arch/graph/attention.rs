@@ -299,8 +299,8 @@ impl Builder<'_> {
             .view(x, [size, n1, n2, 1], [s1, s2, s3], which * size * s0)
     }
 
-    /// Permutes heads from `[head size, heads, tokens]` to `[head size, tokens, heads]`, as a view of
-    /// a view: OpenVINO's plugin refuses attention on others.
+    /// Permutes heads from `[head size, heads, tokens]` to `[head size, tokens, heads]`, as a view
+    /// of a view: OpenVINO's plugin refuses attention on others.
     fn by_heads(&mut self, mut x: TensorId) -> Result<TensorId> {
         let layout = self.graph.tensor(x).layout;
         if layout.is_contiguous() {
