@@ -43,8 +43,7 @@ macro_rules! operations {
     };
 }
 
-/// `ggml_op` values of the newest known release. [`Release`](super::Release) converts those of
-/// older releases.
+/// `ggml_op` values of the newest known release. [`Release`] converts those of older releases.
 #[allow(missing_docs)]
 pub mod op {
     operations! {

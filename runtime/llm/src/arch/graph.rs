@@ -85,8 +85,8 @@ pub struct LayerCache {
     pub state: Option<Arc<StoredTensor>>,
     /// True if keys and values use the cells for layers with a window.
     pub windowed: bool,
-    /// True to compute attention with several operations even if [`GraphContext::flash`] is set,
-    /// because the device refuses flash attention.
+    /// True to compute attention with several operations although flash attention is on, because
+    /// the device refuses it.
     pub no_flash: bool,
 }
 
