@@ -136,7 +136,7 @@ of_tensor! {
 }
 
 fn variant(t: &Tensor, expected: u32) -> c_int {
-    if t.op != expected {
+    if names::op_of(t.op) != expected {
         fail(&format!(
             "asked for the variant of {} in a tensor of {}",
             names::of_op(expected).to_string_lossy(),
@@ -326,6 +326,21 @@ mod tests {
         tensor.ne = ne;
         tensor.nb = Layout::contiguous(dtype, shape).unwrap().strides();
         tensor
+    }
+
+    #[test]
+    fn variants_are_those_of_the_plugins_release() {
+        let numbers = crate::base::version().numbers();
+        let mut t = tensor(DType::F32, [4, 1, 1, 1]);
+        t.op_params[0] = 3;
+        // SAFETY: a valid tensor.
+        unsafe {
+            t.op = numbers.number_of(op::UNARY).unwrap();
+            assert_ne!(t.op, op::UNARY, "0.25 has another number");
+            assert_eq!(unary_op(&t), 3);
+            t.op = numbers.number_of(op::GLU).unwrap();
+            assert_eq!(glu_op(&t), 3);
+        }
     }
 
     #[test]
