@@ -143,16 +143,22 @@ mod tests {
         }
     }
 
+    /// Returns those of `names` that the library lacks.
+    fn missing(
+        names: impl IntoIterator<Item = &'static str>,
+        version: Version,
+    ) -> Vec<&'static str> {
+        let all = symbols(version);
+        let is_missing = |name: &&str| !all.iter().any(|symbol| symbol.name == *name);
+        names.into_iter().filter(is_missing).collect()
+    }
+
     #[test]
     fn symbols_imported_by_the_cuda_plugin_exist() {
         // `nm -D --undefined-only libggml-cuda.so` of npm's @node-llama-cpp/linux-x64-cuda 3.22.1,
         // and further functions that its sources of 0.25.3 call. Tests load the other plugins.
         let names = include_str!("../../tests/fixtures/imports-of-cuda.txt").lines();
-        let all = symbols(Version::V25);
-        let missing: Vec<_> = names
-            .filter(|name| !all.iter().any(|symbol| symbol.name == *name))
-            .collect();
-        assert_eq!(missing, [""; 0]);
+        assert_eq!(missing(names, Version::V25), [""; 0]);
     }
 
     #[test]
@@ -177,12 +183,7 @@ mod tests {
         let metal = ["ggml_graph_node"];
         let openvino = ["ggml_backend_buffer_clear", "ggml_backend_tensor_get"];
         let names = [&hexagon[..], &metal, &openvino].concat();
-        let all = symbols(Version::V28);
-        let missing: Vec<_> = names
-            .into_iter()
-            .filter(|name| !all.iter().any(|symbol| symbol.name == *name))
-            .collect();
-        assert_eq!(missing, [""; 0]);
+        assert_eq!(missing(names, Version::V28), [""; 0]);
     }
 
     #[test]

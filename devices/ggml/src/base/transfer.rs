@@ -108,105 +108,58 @@ unsafe fn buffer_of(tensor: *const Tensor) -> *mut Buffer {
     buffer
 }
 
-unsafe extern "C" fn set(tensor: *mut Tensor, data: *const c_void, offset: usize, size: usize) {
-    if size == 0 {
-        return;
-    }
-    // SAFETY: plugins pass valid tensors and `size` bytes; the function belongs to the buffer.
-    unsafe {
-        let buffer = buffer_of(tensor);
-        match (*buffer).iface.set_tensor {
-            Some(set) => set(buffer, tensor, data, offset, size),
-            None => fail("a buffer without set_tensor"),
-        }
-    }
-}
-
-unsafe extern "C" fn get(tensor: *const Tensor, data: *mut c_void, offset: usize, size: usize) {
-    if size == 0 {
-        return;
-    }
-    // SAFETY: plugins pass valid tensors and space for `size` bytes; the function belongs to the
-    // buffer.
-    unsafe {
-        let buffer = buffer_of(tensor);
-        match (*buffer).iface.get_tensor {
-            Some(get) => get(buffer, tensor, data, offset, size),
-            None => fail("a buffer without get_tensor"),
-        }
-    }
-}
-
-/// Writes `count` pieces of `size` bytes. The strides are the distances of pieces in bytes.
-unsafe extern "C" fn set_2d(
-    tensor: *mut Tensor,
-    data: *const c_void,
-    offset: usize,
-    size: usize,
-    count: usize,
-    stride: usize,
-    data_stride: usize,
-) {
-    // SAFETY: plugins pass valid tensors and data; the function belongs to the buffer.
-    unsafe {
-        let buffer = buffer_of(tensor);
-        match (*buffer).iface.set_tensor_2d {
-            Some(set) if count > 1 && size > 0 => {
-                set(
-                    buffer,
-                    tensor,
-                    data,
-                    offset,
-                    size,
-                    count,
-                    stride,
-                    data_stride,
-                );
+/// Defines a function that transfers bytes of a tensor, and one that transfers `count` pieces of
+/// `size` bytes, whose distances in bytes are the strides. Each calls the buffer's function of the
+/// given name.
+macro_rules! transfers {
+    ($($name:ident, $name_2d:ident($tensor:ty, $data:ty): $each:ident, $all:ident;)*) => {$(
+        unsafe extern "C" fn $name(tensor: $tensor, data: $data, offset: usize, size: usize) {
+            if size == 0 {
+                return;
             }
-            _ => {
-                for piece in 0..count {
-                    let data = data.byte_add(piece * data_stride);
-                    self::set(tensor, data, offset + piece * stride, size);
+            // SAFETY: plugins pass valid tensors and `size` bytes of data; the function belongs to
+            // the buffer.
+            unsafe {
+                let buffer = buffer_of(tensor);
+                match (*buffer).iface.$each {
+                    Some(transfer) => transfer(buffer, tensor, data, offset, size),
+                    None => fail(concat!("a buffer without ", stringify!($each))),
                 }
             }
         }
-    }
-}
 
-/// Reads `count` pieces of `size` bytes. The strides are the distances of pieces in bytes.
-unsafe extern "C" fn get_2d(
-    tensor: *const Tensor,
-    data: *mut c_void,
-    offset: usize,
-    size: usize,
-    count: usize,
-    stride: usize,
-    data_stride: usize,
-) {
-    // SAFETY: plugins pass valid tensors and space; the function belongs to the buffer.
-    unsafe {
-        let buffer = buffer_of(tensor);
-        match (*buffer).iface.get_tensor_2d {
-            Some(get) if count > 1 && size > 0 => {
-                get(
-                    buffer,
-                    tensor,
-                    data,
-                    offset,
-                    size,
-                    count,
-                    stride,
-                    data_stride,
-                );
-            }
-            _ => {
+        unsafe extern "C" fn $name_2d(
+            tensor: $tensor,
+            data: $data,
+            offset: usize,
+            size: usize,
+            count: usize,
+            stride: usize,
+            data_stride: usize,
+        ) {
+            // SAFETY: plugins pass valid tensors and data of all pieces; the function belongs to
+            // the buffer.
+            unsafe {
+                let buffer = buffer_of(tensor);
+                if let Some(transfer) = (*buffer).iface.$all
+                    && count > 1
+                    && size > 0
+                {
+                    transfer(buffer, tensor, data, offset, size, count, stride, data_stride);
+                    return;
+                }
                 for piece in 0..count {
                     let data = data.byte_add(piece * data_stride);
-                    self::get(tensor, data, offset + piece * stride, size);
+                    $name(tensor, data, offset + piece * stride, size);
                 }
             }
         }
-    }
+    )*};
+}
+
+transfers! {
+    set, set_2d(*mut Tensor, *const c_void): set_tensor, set_tensor_2d;
+    get, get_2d(*const Tensor, *mut c_void): get_tensor, get_tensor_2d;
 }
 
 /// Creates a buffer that owns several buffers of one type. Tensors have addresses in these.
