@@ -70,8 +70,7 @@ impl HostCopier {
         let all = from.layout().bytes();
         let slice = all / experts.max(1);
         if self.ids != Some(id) {
-            self.read_ids(ids)?;
-            self.ids = Some(id);
+            self.read_ids(id, ids)?;
         }
         let mut expert = 0;
         for run in self.used[..experts].chunk_by(|a, b| a == b) {
@@ -108,8 +107,8 @@ impl HostCopier {
     }
 
     /// Sets `used` for the experts in `ids`, and clears it for others.
-    fn read_ids(&mut self, ids: &TensorRef) -> Result<()> {
-        self.ids = None;
+    fn read_ids(&mut self, id: TensorId, ids: &TensorRef) -> Result<()> {
+        self.ids = None; // in case of an error
         self.used.fill(false);
         let layout = *ids.layout();
         let bytes = self.bounce.bytes(layout.bytes())?;
@@ -128,6 +127,7 @@ impl HostCopier {
                 }
             }
         }
+        self.ids = Some(id);
         Ok(())
     }
 }
