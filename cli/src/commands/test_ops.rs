@@ -148,6 +148,8 @@ fn isolated(device: &str, show: &mut dyn FnMut(Progress<'_>)) -> CommandResult<R
         let mut command = Command::new(&program);
         command.args(std::env::args_os().skip(1));
         command.args(["--worker", device, "--first-case", &first.to_string()]);
+        // When ggml aborts, it would start a debugger for a backtrace.
+        command.env("GGML_NO_BACKTRACE", "1");
         command
     };
     Ok(run_suite_isolated(device, &mut command, TIMEOUT, show)?)
