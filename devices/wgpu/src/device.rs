@@ -8,7 +8,6 @@ use crate::launch_lists::LaunchLists;
 use crate::limits;
 use crate::ops::{self, OperandFacts};
 use crate::options::WgpuOptions;
-use crate::packed::PackedBufferType;
 use crate::plan::{Capacity, MAX_OPERANDS, OperandSource};
 use crate::self_test;
 use crate::stream::WgpuStream;
@@ -19,6 +18,7 @@ use samite_core::{
     Event, Graph, MemoryInfo, Node, Op, Result, Selection, Stream, Support, TensorId,
     same_buffer_type,
 };
+use samite_quant::PackedBufferType;
 use std::any::Any;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,7 +36,7 @@ pub struct WgpuDevice {
     /// Tuning under measurement. It replaces the tuning of the adapter.
     tried: Option<Tuning>,
     buffer_type: Arc<WgpuBufferType>,
-    packed_type: Arc<PackedBufferType>,
+    packed_type: Arc<PackedBufferType<WgpuBufferType>>,
     launch_lists: Mutex<LaunchLists>,
 }
 

@@ -20,6 +20,7 @@ use crate::ops::{self, OperandFacts, attention, elementwise, matmul, reductions}
 use crate::packed;
 use crate::plan::{Capacity, Launch, OperandSource, Operands, UnsupportedLaunch};
 use samite_core::{Graph, Layout, Node, Op, Readers, TensorId, TensorRef};
+use samite_quant::is_packable;
 use std::cell::RefCell;
 
 /// A launch, and the node to which it is attributed.
@@ -120,14 +121,6 @@ impl LaunchList {
         let mut facts = self.facts.iter();
         facts.all(|&(fact, is_true)| memory.has(fact, graph) == is_true)
     }
-}
-
-/// Returns whether a tensor can lie in packed memory: it must be a whole matrix of a packed type.
-pub fn is_packable(weights: Node<'_>) -> bool {
-    weights.tensor().view.is_none()
-        && packed::is_packed_type(weights.dtype())
-        && weights.layout().is_contiguous()
-        && !weights.layout().is_empty()
 }
 
 /// Returns the launches of `nodes`.

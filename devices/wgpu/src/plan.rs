@@ -2,7 +2,6 @@
 //!
 //! A launch depends on layouts alone. Buffers are bound when work is prepared.
 
-use crate::packed;
 use crate::shader::{Access, Shader};
 use crate::template::Values;
 use crate::tuning::{MANY_ROWS, Tuning};
@@ -120,10 +119,10 @@ impl Operand {
         self
     }
 
-    /// Returns the operand with [packed](crate::packed) rows.
+    /// Returns the operand with [packed](samite_quant::RowPacking) rows.
     pub fn packed(mut self) -> Self {
         self.access = Access::Packed;
-        let row = packed::row_bytes(self.dtype, self.shape[0]);
+        let row = samite_quant::packed_row_bytes(self.dtype, self.shape[0]);
         self.strides[1] = row;
         self.strides[2] = row * self.shape[1];
         self.strides[3] = self.strides[2] * self.shape[2];

@@ -5,7 +5,7 @@ use crate::device::WgpuDevice;
 use crate::event::{Submission, WgpuEvent};
 use crate::fuse::{Memory, NodeLaunch};
 use crate::gpu::Opened;
-use crate::packed::PackedBuffer;
+use crate::packed::packed_rows;
 use crate::plan::{Launch, Operand, OperandSource, Parameters, TensorParameters};
 use crate::shader::{Access, FIRST_OPERAND};
 use crate::windows::{BindingWindow, share};
@@ -225,7 +225,7 @@ impl WgpuStream {
         }
         let gpu = self.device.gpu();
         let buffer = match operand.access {
-            Access::Packed => PackedBuffer::of(place, gpu).map(PackedBuffer::words),
+            Access::Packed => packed_rows(place, gpu),
             _ => WgpuBuffer::of(place, gpu),
         };
         let buffer = buffer.ok_or_else(|| {

@@ -2,12 +2,13 @@
 
 use super::{OperandFacts, launches_of};
 use crate::emulated::without_matrices;
-use crate::fuse::{self, Memory, is_packable};
+use crate::fuse::{self, Memory};
 use crate::plan::{Capacity, Launch, MAX_OPERANDS};
 use crate::shader::{MATRIX_KERNELS, Shader, expand};
 use crate::template::Values;
 use crate::tuning::Tuning;
 use samite_core::{DType, Graph, Rope, RopeMode};
+use samite_quant::is_packable;
 use samite_testing::cases;
 use std::collections::BTreeSet;
 
