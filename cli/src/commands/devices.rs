@@ -106,8 +106,8 @@ pub fn run(args: DevicesArgs) -> CommandResult {
     if cfg!(not(feature = "wgpu")) {
         writeln!(
             out,
-            "this build has no GPU devices of its own: build with --features wgpu, or add ggml's \
-             plugins\nwith --plugin"
+            "this build uses no GPUs but NVIDIA's: build with --features wgpu, or add ggml's plugins\n\
+             with --plugin"
         )?;
     }
     for backend in registry.backends() {

@@ -4,8 +4,9 @@
 //! looks up devices by name or kind, or the best ones. There is no global state, and creating a
 //! registry starts no work on any device.
 //!
-//! Each built-in device is a feature of this crate: `blas`, `cpu`, `ggml`, `meta`, `ranks`,
-//! `reference`, `remote`, `rpc`, `wgpu`. All except `remote` and `wgpu` are on by default.
+//! Each built-in device is a feature of this crate: `blas`, `cpu`, `cuda`, `cuda-emu`, `ggml`,
+//! `meta`, `ranks`, `reference`, `remote`, `rpc`, `wgpu`. All except `cuda-emu`, `remote` and
+//! `wgpu` are on by default.
 
 #![forbid(unsafe_code)]
 

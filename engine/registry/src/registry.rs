@@ -51,9 +51,11 @@ impl From<Error> for RegistryError {
 pub const DISABLE_VARIABLE: &str = "SAMITE_DISABLE";
 
 /// Built-in backends, named like their features, and whether this build contains them.
-const BUILT: [(&str, bool); 7] = [
+const BUILT: [(&str, bool); 9] = [
     ("blas", cfg!(feature = "blas")),
     ("cpu", cfg!(feature = "cpu")),
+    ("cuda", cfg!(feature = "cuda")),
+    ("cuda-emu", cfg!(feature = "cuda-emu")),
     ("ggml", cfg!(feature = "ggml")),
     ("reference", cfg!(feature = "reference")),
     ("remote", cfg!(feature = "remote")),
@@ -92,8 +94,8 @@ pub struct BuiltIn {
 }
 
 impl BuiltIn {
-    /// Disables the backends of a comma-separated list: `blas`, `cpu`, `ggml`, `reference`,
-    /// `remote`, `rpc`, `wgpu`, or one of ggml's plugins by its file name, such as `vulkan` or
+    /// Disables the backends of a comma-separated list: `blas`, `cpu`, `cuda`, `ggml`,
+    /// `reference`, `remote`, `rpc`, `wgpu`, or one of ggml's plugins by its file name, such as `vulkan` or
     /// `ggml:cpu`. Nothing of them is loaded, not even for a trial.
     pub fn disable(&mut self, list: &str) {
         let names = list.split(',').map(str::trim);
@@ -209,6 +211,11 @@ impl Registry {
             used("blas").then(|| Arc::new(samite_blas::BlasBackend::default()) as _),
             #[cfg(feature = "cpu")]
             used("cpu").then(|| Arc::new(samite_cpu::CpuBackend::new(options.cpu.clone())) as _),
+            // First of the GPUs: the same card may also be a device of the backends below.
+            #[cfg(feature = "cuda")]
+            used("cuda").then(|| Arc::new(samite_cuda::CudaBackend::default()) as _),
+            #[cfg(feature = "cuda-emu")]
+            used("cuda-emu").then(|| Arc::new(samite_cuda_emu::backend()) as _),
             #[cfg(all(any(unix, windows), feature = "ggml"))]
             ggml.map(|ggml| ggml as _),
             #[cfg(feature = "reference")]
@@ -770,6 +777,8 @@ mod tests {
         let wanted: Vec<_> = [
             ("blas", cfg!(all(any(unix, windows), feature = "blas"))),
             ("cpu", cfg!(feature = "cpu")),
+            ("cuda", cfg!(feature = "cuda")),
+            ("cuda-emu", cfg!(feature = "cuda-emu")),
             ("ggml", cfg!(all(any(unix, windows), feature = "ggml"))),
             ("reference", cfg!(feature = "reference")),
             ("wgpu", cfg!(feature = "wgpu")),

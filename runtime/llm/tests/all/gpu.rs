@@ -39,7 +39,7 @@ fn options_for(model: &Model, flash: bool) -> ContextOptions {
 }
 
 /// Returns the logits after each token, or its embedding: a prompt in pieces, then single tokens.
-fn decode_all(
+pub fn decode_all(
     devices: Vec<Arc<dyn Device>>,
     rules: &str,
     file: &TestModel,

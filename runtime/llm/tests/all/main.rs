@@ -7,6 +7,7 @@ mod architectures;
 mod common;
 mod compare;
 mod context;
+mod cuda;
 mod devices;
 mod embeddings;
 mod fit;

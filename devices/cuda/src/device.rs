@@ -1,0 +1,235 @@
+//! The device.
+
+use crate::buffer::CudaBufferType;
+use crate::event::CudaEvent;
+use crate::fuse::launch_list;
+use crate::gpu::{DriverEvent, Gpu};
+use crate::ops::{self, OperandFacts};
+use crate::options::CudaOptions;
+use crate::plan::OperandSource;
+use crate::stream::CudaStream;
+use samite_core::{
+    BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, Error, Event, Graph,
+    MemoryInfo, Node, Op, Result, Selection, Stream, Support, TensorId, TensorRef,
+    same_buffer_type,
+};
+use samite_quant::PackedBufferType;
+use std::any::Any;
+use std::sync::Arc;
+
+/// Minimum number of columns for which a product with weights in host memory is offloaded to the
+/// card.
+const OFFLOAD_COLUMNS: usize = 32;
+
+/// Bytes of free memory that are left for modules, local memory and graphs.
+const RESERVED: usize = 256 << 20;
+
+/// A card as a device.
+#[derive(Debug)]
+pub struct CudaDevice {
+    gpu: Arc<Gpu>,
+    options: CudaOptions,
+    buffer_type: Arc<CudaBufferType>,
+    packed_type: Arc<PackedBufferType<CudaBufferType>>,
+}
+
+/// Where weights lie.
+#[derive(Clone, Copy)]
+pub(crate) enum WeightMemory<'a> {
+    /// Where they are stored, as far as they are.
+    Stored,
+    /// All that can be packed are packed.
+    AllPacked,
+    /// At these places.
+    Places(&'a [Option<TensorRef>]),
+}
+
+impl CudaDevice {
+    pub(crate) fn new(gpu: Arc<Gpu>) -> Self {
+        let buffer_type = CudaBufferType::new(Arc::clone(&gpu));
+        CudaDevice {
+            packed_type: PackedBufferType::new(&buffer_type),
+            buffer_type,
+            gpu,
+            options: CudaOptions::default(),
+        }
+    }
+
+    /// Returns a device on the same card and memory with other options.
+    pub fn with_options(&self, options: CudaOptions) -> Arc<dyn Device> {
+        Arc::new(CudaDevice {
+            gpu: Arc::clone(&self.gpu),
+            options,
+            buffer_type: Arc::clone(&self.buffer_type),
+            packed_type: Arc::clone(&self.packed_type),
+        })
+    }
+
+    /// Returns the options of the device.
+    pub fn options(&self) -> CudaOptions {
+        self.options
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    pub(crate) fn records_graphs(&self) -> bool {
+        !self.options.without_graphs
+    }
+
+    fn is_packed_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
+        let own = Arc::clone(&self.packed_type) as _;
+        same_buffer_type(buffer_type, &own)
+    }
+
+    /// Returns whether source `index` of a node lies in packed memory.
+    pub(crate) fn is_packed(&self, node: Node<'_>, index: usize, memory: WeightMemory<'_>) -> bool {
+        let Some(source) = node.source(index) else {
+            return false;
+        };
+        match memory {
+            WeightMemory::Stored => source
+                .stored()
+                .is_some_and(|stored| self.is_packed_type(stored.tensor().buffer.buffer_type())),
+            WeightMemory::AllPacked => index == 0 && self.packed_type.accepts(node).is_yes(),
+            WeightMemory::Places(places) => {
+                let place = places.get(source.id().index()).and_then(Option::as_ref);
+                place.is_some_and(|place| self.is_packed_type(place.buffer.buffer_type()))
+            }
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> &str {
+        self.gpu.name()
+    }
+
+    fn description(&self) -> String {
+        let info = &self.gpu.info;
+        let (major, minor) = (info.capability / 10, info.capability % 10);
+        format!(
+            "{} (compute capability {major}.{minor}, {})",
+            info.name,
+            self.gpu.driver().description()
+        )
+    }
+
+    fn kind(&self) -> DeviceKind {
+        if self.gpu.info.is_integrated {
+            DeviceKind::IntegratedGpu
+        } else {
+            DeviceKind::Gpu
+        }
+    }
+
+    fn physical_id(&self) -> Option<String> {
+        let address = &self.gpu.info.bus_address;
+        (!address.is_empty()).then(|| address.to_ascii_lowercase())
+    }
+
+    fn memory(&self) -> MemoryInfo {
+        let opened = self.gpu.open().ok();
+        let free = opened.and_then(|opened| opened.context.memory().ok());
+        MemoryInfo {
+            free: free.map(|(free, _)| free.saturating_sub(RESERVED)),
+            total: Some(self.gpu.info.memory),
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            asynchronous: true,
+            host_buffer: false,
+            import_host: false,
+            events: true,
+            streams: true,
+        }
+    }
+
+    fn buffer_type(&self) -> Arc<dyn BufferType> {
+        Arc::clone(&self.buffer_type) as _
+    }
+
+    fn extra_buffer_types(&self) -> Vec<Arc<dyn BufferType>> {
+        vec![Arc::clone(&self.packed_type) as _]
+    }
+
+    fn supports(&self, node: Node<'_>) -> Support {
+        let is_packed = |&index: &usize| self.is_packed(node, index, WeightMemory::Stored);
+        let packed = (0..node.tensor().sources.len()).find(is_packed);
+        if packed.is_some_and(|index| index > 0 || !self.packed_type.accepts(node).is_yes()) {
+            return Support::no("packed weights are for products and rows by number");
+        }
+        let facts = OperandFacts {
+            packed: packed.is_some(),
+        };
+        match ops::launches_of(node, &self.gpu.card(), facts) {
+            Ok(_) => Support::Yes,
+            Err(reason) => Support::No(reason),
+        }
+    }
+
+    fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
+        same_buffer_type(buffer_type, &self.buffer_type()) || self.is_packed_type(buffer_type)
+    }
+
+    fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {
+        let own = self.buffer_type();
+        (same_buffer_type(from, &own) || from.is_host()) && same_buffer_type(to, &own)
+    }
+
+    fn wants_offload(&self, node: Node<'_>) -> bool {
+        let columns = node
+            .source_layout(1)
+            .map_or(0, |x| x.shape()[1] * x.shape()[2]);
+        matches!(node.op(), Op::MulMat { .. } | Op::MulMatId { .. }) && columns >= OFFLOAD_COLUMNS
+    }
+
+    fn selection(&self) -> Selection {
+        Selection::Wanted
+    }
+
+    fn workspace(&self, graph: &Graph, nodes: &[TensorId]) -> Result<usize> {
+        // Launches run one after the other and share one workspace. Where the weights will lie may
+        // be unknown here.
+        let needed = |memory| {
+            let list = launch_list(self, graph, nodes, memory)?;
+            let operands = list.iter().flat_map(|step| &step.launch.operands);
+            let scratch = operands.filter(|operand| operand.which == OperandSource::Workspace);
+            let ends = scratch.map(|operand| operand.first + operand.bytes());
+            Ok::<_, Error>(ends.max().unwrap_or(0))
+        };
+        Ok(needed(WeightMemory::Stored)?.max(needed(WeightMemory::AllPacked)?))
+    }
+
+    fn compile(
+        &self,
+        graph: &Graph,
+        nodes: &[TensorId],
+        _earlier: Option<&Arc<dyn Compiled>>,
+        cancel: &CancelToken,
+    ) -> Result<Option<Arc<dyn Compiled>>> {
+        let opened = self.gpu.open()?;
+        for step in &launch_list(self, graph, nodes, WeightMemory::Stored)? {
+            cancel.check()?;
+            opened.function(&step.launch)?;
+        }
+        // The card holds its modules, so there is nothing to return.
+        Ok(None)
+    }
+
+    fn open_stream(self: Arc<Self>) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(CudaStream::open(self)?))
+    }
+
+    fn create_event(&self) -> Result<Arc<dyn Event>> {
+        let opened = self.gpu.open()?;
+        Ok(Arc::new(CudaEvent::new(DriverEvent::new(opened)?)))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

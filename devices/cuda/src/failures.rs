@@ -1,0 +1,145 @@
+//! Failure words: how kernels report a row or expert number that is out of range.
+//!
+//! A stream has one word on the card. A kernel that meets an invalid number skips it and writes the
+//! number of its node there, the smallest one of all. The stream reads the word when it waits.
+
+use crate::driver::Address;
+use crate::gpu::Opened;
+use samite_core::{Error, Result};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Contents of a word without a failure.
+const NO_FAILURE: u32 = u32::MAX;
+
+/// Nodes that can fail, by number.
+#[derive(Debug)]
+pub struct Fallible {
+    pub first: u32,
+    nodes: Vec<String>,
+}
+
+/// The failure word of a stream.
+#[derive(Debug)]
+pub struct Failures {
+    opened: Arc<Opened>,
+    device: Box<str>,
+    pub word: Address,
+    state: Mutex<FailureState>,
+}
+
+#[derive(Debug, Default)]
+struct FailureState {
+    /// Next node number.
+    next: u32,
+    /// Work queued since the word was last read.
+    pending: Vec<Arc<Fallible>>,
+    /// Failure words of other streams whose work ran on this one, or before it.
+    others: Vec<Arc<Failures>>,
+}
+
+impl Failures {
+    pub fn new(device: &str, opened: &Arc<Opened>) -> Result<Arc<Self>> {
+        let word = opened.alloc(4, "the failure word of a stream")?;
+        let failures = Failures {
+            opened: Arc::clone(opened),
+            device: device.into(),
+            word,
+            state: Mutex::default(),
+        };
+        opened.write(word, &NO_FAILURE.to_le_bytes())?;
+        Ok(Arc::new(failures))
+    }
+
+    fn state(&self) -> MutexGuard<'_, FailureState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Assigns numbers to `nodes`.
+    pub fn number(&self, nodes: Vec<String>) -> Arc<Fallible> {
+        let mut state = self.state();
+        let count = nodes.len() as u32;
+        // Numbers repeat only after four billion nodes, long after the first ones were reported.
+        let first = match state.next.checked_add(count) {
+            Some(end) if end < NO_FAILURE => state.next,
+            _ => 0,
+        };
+        state.next = first + count;
+        Arc::new(Fallible { first, nodes })
+    }
+
+    /// Registers queued work that was prepared for the stream of `owner`.
+    pub fn add(self: &Arc<Self>, owner: &Arc<Failures>, work: &Arc<Fallible>) {
+        if work.nodes.is_empty() {
+            return;
+        }
+        let mut state = owner.state();
+        if !state.pending.iter().any(|known| Arc::ptr_eq(known, work)) {
+            state.pending.push(Arc::clone(work));
+        }
+        drop(state);
+        self.add_other(owner);
+    }
+
+    /// Makes the next check of this word check the one of another stream, too.
+    pub fn add_other(self: &Arc<Self>, other: &Arc<Failures>) {
+        if Arc::ptr_eq(self, other) {
+            return;
+        }
+        let mut state = self.state();
+        if !state.others.iter().any(|known| Arc::ptr_eq(known, other)) {
+            state.others.push(Arc::clone(other));
+        }
+    }
+
+    /// Fails if work that is done met an invalid number. Each failure is reported once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], which names the node.
+    pub fn check(&self) -> Result<()> {
+        let others = std::mem::take(&mut self.state().others);
+        let own = self.check_own();
+        let mut result = own;
+        for other in others {
+            let told = other.check_own();
+            result = result.and(told);
+        }
+        result
+    }
+
+    fn check_own(&self) -> Result<()> {
+        let pending = std::mem::take(&mut self.state().pending);
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let mut word = [0; 4];
+        let read = self.opened.read(self.word, &mut word);
+        let number = u32::from_le_bytes(word);
+        let reset = read.and_then(|()| match number {
+            NO_FAILURE => Ok(()),
+            _ => self.opened.write(self.word, &NO_FAILURE.to_le_bytes()),
+        });
+        if let Err(error) = reset {
+            // The result of this work is unknown; the next check must ask again.
+            self.state().pending.extend(pending);
+            return Err(error);
+        }
+        if number == NO_FAILURE {
+            return Ok(());
+        }
+        let name = pending.iter().find_map(|work| {
+            let index = number.checked_sub(work.first)?;
+            work.nodes.get(index as usize).cloned()
+        });
+        Err(Error::invalid(format!(
+            "{}: {}: a row or expert number is out of range",
+            self.device,
+            name.as_deref().unwrap_or("a node")
+        )))
+    }
+}
+
+impl Drop for Failures {
+    fn drop(&mut self) {
+        self.opened.free(self.word);
+    }
+}

@@ -1,0 +1,334 @@
+//! An opened card: context, modules, transfers, errors.
+
+use crate::driver::{
+    Address, CardInfo, Context, Driver, DriverError, DriverErrorKind, DriverResult, EventHandle,
+    FunctionHandle, ModuleHandle, StreamHandle,
+};
+use crate::modules::Module;
+use crate::plan::{Card, Launch};
+use crate::tables::tables;
+use samite_core::{Error, Result};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// A card, opened on first use.
+#[derive(Debug)]
+pub struct Gpu {
+    name: String,
+    driver: Arc<dyn Driver>,
+    index: usize,
+    pub info: CardInfo,
+    opened: OnceLock<Result<Arc<Opened>>>,
+}
+
+impl Gpu {
+    pub fn new(name: String, driver: Arc<dyn Driver>, index: usize, info: CardInfo) -> Arc<Self> {
+        Arc::new(Gpu {
+            name,
+            driver,
+            index,
+            info,
+            opened: OnceLock::new(),
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    pub fn card(&self) -> Card {
+        Card {
+            capability: self.info.capability,
+            processors: self.info.processors,
+            shared: self.info.shared,
+        }
+    }
+
+    /// Opens the card, or returns the opened one.
+    ///
+    /// # Errors
+    /// If it cannot be opened. The reason stays the same as long as the process runs.
+    pub fn open(&self) -> Result<&Arc<Opened>> {
+        let opened = self.opened.get_or_init(|| {
+            let context = self.driver.open(self.index);
+            let context = context.map_err(|error| Error::device(&self.name, error.message))?;
+            Ok(Arc::new(Opened::new(&self.name, context)?))
+        });
+        opened.as_ref().map_err(Clone::clone)
+    }
+}
+
+/// An opened card.
+#[derive(Debug)]
+pub struct Opened {
+    device: Box<str>,
+    pub context: Arc<dyn Context>,
+    /// Stream of reads and writes that belong to no queue.
+    transfers: StreamHandle,
+    lost: AtomicBool,
+    kernels: Mutex<Kernels>,
+    /// Tables that kernels of IQ types read.
+    tables: OnceLock<Result<Address>>,
+}
+
+#[derive(Debug, Default)]
+struct Kernels {
+    modules: BTreeMap<&'static str, ModuleHandle>,
+    functions: BTreeMap<(&'static str, String), (FunctionHandle, usize)>,
+}
+
+impl Opened {
+    fn new(device: &str, context: Arc<dyn Context>) -> Result<Self> {
+        let transfers = context.create_stream();
+        Ok(Opened {
+            device: device.into(),
+            transfers: transfers.map_err(|error| Error::device(device, error.message))?,
+            context,
+            lost: AtomicBool::new(false),
+            kernels: Mutex::default(),
+            tables: OnceLock::new(),
+        })
+    }
+
+    /// Converts the result of a driver call.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] if the context cannot be used any more, else the driver's error.
+    pub fn check<T>(&self, result: DriverResult<T>) -> Result<T> {
+        result.map_err(|error| self.error(error))
+    }
+
+    fn error(&self, error: DriverError) -> Error {
+        match error.kind {
+            DriverErrorKind::Lost => {
+                self.lost.store(true, Ordering::Release);
+                Error::DeviceLost {
+                    device: self.device.clone(),
+                    message: error.message.into(),
+                }
+            }
+            _ => Error::device(&self.device, error.message),
+        }
+    }
+
+    /// Returns whether the context cannot be used any more.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Fails if the context cannot be used any more.
+    pub fn check_alive(&self) -> Result<()> {
+        if self.is_lost() {
+            return Err(Error::DeviceLost {
+                device: self.device.clone(),
+                message: "earlier work failed; restart the program to use it again".into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Allocates memory for `what`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], or the driver's error.
+    pub fn alloc(&self, bytes: usize, what: &str) -> Result<Address> {
+        self.check_alive()?;
+        self.context.alloc(bytes).map_err(|error| {
+            if error.kind != DriverErrorKind::OutOfMemory {
+                return self.error(error);
+            }
+            Error::OutOfMemory {
+                device: self.device.clone(),
+                what: what.into(),
+                asked: bytes,
+                free: self.context.memory().ok().map(|(free, _)| free),
+            }
+        })
+    }
+
+    /// Frees memory. Of a lost context, everything is gone already.
+    pub fn free(&self, address: Address) {
+        if !self.is_lost() {
+            self.context.free(address);
+        }
+    }
+
+    /// Writes and waits.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn write(&self, to: Address, data: &[u8]) -> Result<()> {
+        self.check_alive()?;
+        self.check(self.context.write(self.transfers, to, data))?;
+        self.check(self.context.synchronize(self.transfers))
+    }
+
+    /// Reads and waits.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn read(&self, from: Address, out: &mut [u8]) -> Result<()> {
+        self.check_alive()?;
+        self.check(self.context.read(self.transfers, from, out))
+    }
+
+    /// Fills and waits.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn fill(&self, to: Address, len: usize, value: u8) -> Result<()> {
+        self.check_alive()?;
+        self.check(self.context.fill(self.transfers, to, len, value))?;
+        self.check(self.context.synchronize(self.transfers))
+    }
+
+    /// Copies within the card and waits.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn copy(&self, to: Address, from: Address, len: usize) -> Result<()> {
+        self.check_alive()?;
+        self.check(self.context.copy(self.transfers, to, from, len))?;
+        self.check(self.context.synchronize(self.transfers))
+    }
+
+    fn kernels(&self) -> MutexGuard<'_, Kernels> {
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the kernel of a launch. Loads its module on first use.
+    ///
+    /// # Errors
+    /// If the driver rejects the module.
+    pub fn function(&self, launch: &Launch) -> Result<FunctionHandle> {
+        self.check_alive()?;
+        let mut kernels = self.kernels();
+        let Module { name, .. } = launch.module;
+        let key = (*name, launch.function.to_string());
+        if let Some((function, shared)) = kernels.functions.get(&key)
+            && launch.shared <= *shared
+        {
+            return Ok(*function);
+        }
+        let known = kernels.modules.get(name).copied();
+        let module = match known {
+            Some(module) => module,
+            None => {
+                let ptx = launch.module.ptx();
+                let ptx = ptx.map_err(|message| Error::device(&self.device, message))?;
+                let module = self.check(self.context.load(&ptx))?;
+                kernels.modules.insert(name, module);
+                module
+            }
+        };
+        let found = self
+            .context
+            .function(module, &launch.function, launch.shared);
+        let function = self.check(found)?;
+        kernels.functions.insert(key, (function, launch.shared));
+        Ok(function)
+    }
+
+    /// Returns the address of the tables that kernels of IQ types read.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn tables(&self) -> Result<Address> {
+        let uploaded = self.tables.get_or_init(|| {
+            let bytes = tables();
+            let address = self.alloc(bytes.len().max(1), "tables of block types")?;
+            self.write(address, &bytes)?;
+            Ok(address)
+        });
+        uploaded.clone()
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if self.is_lost() {
+            return;
+        }
+        if let Some(Ok(address)) = self.tables.get() {
+            self.context.free(*address);
+        }
+        self.context.destroy_stream(self.transfers);
+    }
+}
+
+/// A stream of the driver. Waits for its work before it goes.
+#[derive(Debug)]
+pub struct DriverStream {
+    pub opened: Arc<Opened>,
+    pub handle: StreamHandle,
+}
+
+impl DriverStream {
+    pub fn new(opened: &Arc<Opened>) -> Result<Arc<Self>> {
+        opened.check_alive()?;
+        let handle = opened.check(opened.context.create_stream())?;
+        Ok(Arc::new(DriverStream {
+            opened: Arc::clone(opened),
+            handle,
+        }))
+    }
+
+    /// Waits for all work.
+    ///
+    /// # Errors
+    /// If any of it failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.opened.check_alive()?;
+        self.opened
+            .check(self.opened.context.synchronize(self.handle))
+    }
+}
+
+impl Drop for DriverStream {
+    fn drop(&mut self) {
+        if self.synchronize().is_ok() {
+            self.opened.context.destroy_stream(self.handle);
+        }
+    }
+}
+
+/// An event of the driver.
+#[derive(Debug)]
+pub struct DriverEvent {
+    pub opened: Arc<Opened>,
+    pub handle: EventHandle,
+}
+
+impl DriverEvent {
+    pub fn new(opened: &Arc<Opened>) -> Result<Self> {
+        opened.check_alive()?;
+        let handle = opened.check(opened.context.create_event())?;
+        Ok(DriverEvent {
+            opened: Arc::clone(opened),
+            handle,
+        })
+    }
+
+    /// Blocks the host until the point is reached.
+    ///
+    /// # Errors
+    /// If the work before it failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.opened.check_alive()?;
+        self.opened
+            .check(self.opened.context.synchronize_event(self.handle))
+    }
+}
+
+impl Drop for DriverEvent {
+    fn drop(&mut self) {
+        if !self.opened.is_lost() {
+            self.opened.context.destroy_event(self.handle);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The operation table: maps a node to its launches, or to the reason why the node is unsupported.
+//! Both the device's `supports` and its runs use it.
+
+mod attention;
+mod blocks;
+mod copies;
+mod elementwise;
+mod matmul;
+mod packed;
+mod reductions;
+mod rope;
+mod rows;
+mod state;
+mod tensor_cores;
+mod training;
+
+use crate::plan::{Card, Launch, Operand, Operands, Unsupported};
+use samite_core::{DType, Node, Op};
+
+/// Facts about the memory of a node's sources.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OperandFacts {
+    /// True if source 0 is packed.
+    pub packed: bool,
+}
+
+/// Launches of a node, in order.
+pub type Launches = Result<Vec<Launch>, Unsupported>;
+
+/// Returns the launches of one node. Leaves, views and empty results need none.
+///
+/// # Errors
+/// Returns the reason if the device does not support the node.
+pub fn launches_of(node: Node<'_>, card: &Card, facts: OperandFacts) -> Launches {
+    if matches!(node.op(), Op::Leaf) || node.op().is_view() {
+        return Ok(Vec::new());
+    }
+    let mut launches = match node.op() {
+        _ if facts.packed && tensor_cores::can_multiply(node, card) => {
+            let weights = node.operand(0)?.packed();
+            tensor_cores::launches(node, weights, tensor_cores::PACKED, card)
+        }
+        Op::MulMat { .. } | Op::MulMatId { .. } | Op::GetRows if facts.packed => {
+            packed::launches(node)
+        }
+        _ => whole(node, card),
+    }?;
+    launches.retain(|launch| launch.groups > 0);
+    Ok(launches)
+}
+
+fn whole(node: Node<'_>, card: &Card) -> Launches {
+    match *node.op() {
+        Op::Dup | Op::Cont | Op::Cpy | Op::Cast { .. } | Op::Repeat { .. } | Op::Concat { .. } => {
+            copies::launches(node)
+        }
+
+        Op::Add
+        | Op::Sub
+        | Op::Mul
+        | Op::Div
+        | Op::Scale { .. }
+        | Op::Sqr
+        | Op::Sqrt
+        | Op::Log
+        | Op::Clamp { .. }
+        | Op::Fill { .. }
+        | Op::Arange { .. }
+        | Op::Pad { .. }
+        | Op::Unary(_)
+        | Op::Glu { .. }
+        | Op::DiagMaskInf { .. }
+        | Op::DiagMaskZero { .. }
+        | Op::Sin
+        | Op::Cos
+        | Op::LeakyRelu { .. } => elementwise::launches(node),
+
+        Op::AddId | Op::GetRows | Op::SetRows => rows::launches(node),
+
+        Op::Sum
+        | Op::SumRows
+        | Op::Mean
+        | Op::CumSum
+        | Op::Norm { .. }
+        | Op::RmsNorm { .. }
+        | Op::L2Norm { .. }
+        | Op::ArgMax
+        | Op::ArgSort { .. }
+        | Op::TopK { .. }
+        | Op::SoftMax { .. } => reductions::launches(node),
+
+        Op::MulMat { .. } | Op::MulMatId { .. } | Op::OutProd => matmul::launches(node, card),
+        Op::FlashAttn { .. } | Op::FlashAttnBack { .. } => attention::launches(node, card),
+        Op::Rope(_) | Op::RopeBack(_) => rope::launches(node),
+        Op::SsmConv | Op::SsmScan { .. } | Op::GatedDeltaNet { .. } => state::launches(node),
+
+        Op::RepeatBack { .. }
+        | Op::SiluBack
+        | Op::RmsNormBack { .. }
+        | Op::SoftMaxBack { .. }
+        | Op::GetRowsBack { .. }
+        | Op::CrossEntropyLoss
+        | Op::CrossEntropyLossBack
+        | Op::OptStepAdamW
+        | Op::OptStepSgd => training::launches(node),
+        _ => Err(NO_KERNEL.into()),
+    }
+}
+
+/// Returns whether a launch quantizes columns for products of packed weights.
+pub fn is_quantization(launch: &Launch) -> bool {
+    launch.module.name == packed::QUANTIZE
+}
+
+/// Returns whether a launch only reads quantized columns from scratch memory.
+pub fn is_quantized_product(launch: &Launch) -> bool {
+    launch.module.name.starts_with(packed::QUANTIZED_PRODUCT)
+}
+
+const NO_KERNEL: &str = "there is no kernel for it";
+
+/// Fails for operands that kernels cannot read as floats: all types but f32, f16 and bf16.
+pub fn floats<'a>(operands: impl IntoIterator<Item = &'a Operand>) -> Result<(), Unsupported> {
+    let is_float = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    match operands
+        .into_iter()
+        .find(|operand| !is_float(operand.dtype))
+    {
+        Some(operand) => Err(format!("{} in place of floats", operand.dtype).into()),
+        None => Ok(()),
+    }
+}

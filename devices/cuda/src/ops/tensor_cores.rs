@@ -1,0 +1,137 @@
+//! Matrix products on tensor cores, which multiply halves and add in f32.
+
+use super::Launches;
+use super::blocks::{module_for, whole_blocks};
+use super::matmul::{MAX_COLUMNS, expert_lists};
+use crate::plan::{Card, Launch, MAX_GROUPS, Operand, Operands, Unsupported, groups_for};
+use samite_core::{DType, Layout, Node, Op, Precision};
+
+/// Source of the kernels for weights as they lie in files.
+pub const PLAIN: &str = "mul_mat_mma";
+/// Source of the kernels for packed weights.
+pub const PACKED: &str = "mul_mat_mma_packed";
+/// Columns of halves have a multiple of this number of elements.
+const DEPTH: usize = 64;
+/// Minimum elements of a group if several groups share the length of rows.
+const MIN_LENGTH: usize = 256;
+/// Maximum number of groups that share the length of rows.
+const MAX_SHARES: usize = 16;
+/// Offsets in scratch memory are multiples of this.
+const ALIGNMENT: usize = 256;
+
+/// Returns whether tensor cores compute a product. Halves have the precision of all weights but f32.
+pub fn can_multiply(node: Node<'_>, card: &Card) -> bool {
+    let (columns, precision) = match *node.op() {
+        Op::MulMat { precision } => (node.layout().shape()[1], precision),
+        Op::MulMatId { precision } => (node.layout().shape()[2], precision),
+        _ => return false,
+    };
+    let Some(weights) = node.source_layout(0).map(Layout::dtype) else {
+        return false;
+    };
+    let are_halves = weights.is_quantized() || matches!(weights, DType::F16 | DType::BF16);
+    columns > MAX_COLUMNS && are_halves && precision == Precision::Default && card.capability >= 80
+}
+
+/// Columns as halves in scratch memory.
+struct Halves {
+    scratch: Operand,
+    /// Parameters of the kernels: elements of a column with padding, bytes before the columns, and
+    /// 1 for bf16.
+    ints: [usize; 3],
+}
+
+impl Halves {
+    /// Returns scratch memory from byte `first` on for all columns of `b`. For weights with the
+    /// range of f32 they are bf16.
+    fn new(weights: DType, b: &Operand, first: usize) -> Self {
+        let length = b.shape[0].next_multiple_of(DEPTH);
+        let offset = (4 * b.rows()).next_multiple_of(ALIGNMENT);
+        let is_wide = matches!(weights, DType::BF16 | DType::MXFP4);
+        let words = (offset + 2 * length * b.rows()) / 4;
+        Halves {
+            scratch: Operand::workspace(DType::I32, first, words),
+            ints: [length, offset, is_wide.into()],
+        }
+    }
+
+    /// Returns the launch that converts the columns.
+    fn convert(&self, b: Operand) -> Result<Launch, Unsupported> {
+        let groups = b.rows().min(MAX_GROUPS);
+        let launch = Launch::new("halves", "halves", vec![self.scratch, b], groups)?;
+        Ok(launch.ints(self.ints))
+    }
+}
+
+/// A tile of a product: rows, columns, and the end of the kernel's name.
+type Tile = (usize, usize, &'static str);
+
+/// Returns a large tile for products that occupy the card with such tiles, otherwise a small one.
+fn tile(rows: usize, columns: usize, card: &Card) -> Tile {
+    let large = rows.div_ceil(128) * columns.div_ceil(128);
+    if columns > 32 && large >= card.processors as usize {
+        (128, 128, "128")
+    } else {
+        (64, 32, "32")
+    }
+}
+
+/// Returns the launches of a product with weights `a`, for which [`can_multiply`] holds. The
+/// kernels are those of the source `kernels`.
+pub fn launches(node: Node<'_>, a: Operand, kernels: &str, card: &Card) -> Launches {
+    let (y, b) = (node.result(), node.operand(1)?);
+    whole_blocks(&a)?;
+    super::floats([&y, &b])?;
+    let module = module_for(kernels, a.dtype);
+    let rows = a.shape[1];
+    if let Op::MulMatId { .. } = node.op() {
+        let ids = node.operand(2)?;
+        let (experts, choices) = (a.shape[2], ids.shape[0] * ids.shape[1]);
+        let (lists, find) = expert_lists(node, experts)?;
+        let halves = Halves::new(a.dtype, &b, lists.bytes().next_multiple_of(ALIGNMENT));
+        let (height, width, end) = tile(rows, choices, card);
+        // The last tile of each expert may be partial.
+        let groups = rows.div_ceil(height) * (choices.div_ceil(width) + experts);
+        let function = format!("mul_mat_id_mma_{end}");
+        let operands = vec![y, a, b, ids, lists, halves.scratch];
+        let product = Launch::new(&module, function, operands, groups.min(MAX_GROUPS))?;
+        return Ok(vec![find, halves.convert(b)?, product.ints(halves.ints)]);
+    }
+    let (columns, batches) = (b.shape[1], b.shape[2] * b.shape[3]);
+    let halves = Halves::new(a.dtype, &b, 0);
+    let (height, width, end) = tile(rows, columns * batches, card);
+    let tiles = rows.div_ceil(height) * columns.div_ceil(width) * batches;
+    let (shares, length) = shares(tiles, a.shape[0], card);
+    let parts = match shares {
+        1 => Operand::missing(),
+        _ => {
+            let first = halves.scratch.bytes().next_multiple_of(ALIGNMENT);
+            Operand::workspace(DType::F32, first, shares * y.elements())
+        }
+    };
+    let function = format!("mul_mat_mma_{end}");
+    let operands = vec![y, a, b, halves.scratch, parts];
+    let groups = (shares * tiles).min(MAX_GROUPS);
+    let product = Launch::new(&module, function, operands, groups)?;
+    let [padded, offset, is_wide] = halves.ints;
+    let product = product.ints([padded, offset, is_wide, shares, length]);
+    let mut launches = vec![halves.convert(b)?, product];
+    if shares > 1 {
+        let groups = groups_for(y.elements());
+        let sum = Launch::new("halves", "sum_parts", vec![y, parts], groups)?;
+        launches.push(sum.ints([shares]));
+    }
+    Ok(launches)
+}
+
+/// Returns the number of groups that share the length of rows, so that few tiles still occupy the
+/// card, and the elements that each has.
+fn shares(tiles: usize, length: usize, card: &Card) -> (usize, usize) {
+    let enough = 2 * card.processors as usize;
+    let shares = (enough / tiles.max(1))
+        .min(length / MIN_LENGTH)
+        .clamp(1, MAX_SHARES);
+    let length = length.max(1);
+    let share = length.div_ceil(shares).next_multiple_of(DEPTH);
+    (length.div_ceil(share), share)
+}
