@@ -106,8 +106,8 @@ pub fn run(args: DevicesArgs) -> CommandResult {
     if cfg!(not(feature = "wgpu")) {
         writeln!(
             out,
-            "this build uses no GPUs but NVIDIA's: build with --features wgpu, or add ggml's plugins\n\
-             with --plugin"
+            "this build uses only NVIDIA's GPUs: build with --features wgpu, or add ggml's \
+             plugins\nwith --plugin"
         )?;
     }
     for backend in registry.backends() {

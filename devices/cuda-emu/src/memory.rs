@@ -253,7 +253,10 @@ impl DeviceMemory {
     /// Returns the address and the bytes of allocation `index`, or `None` if it is read-only.
     pub(crate) fn writable_allocation(&mut self, index: usize) -> Option<(u64, &mut [u8])> {
         let allocation = self.allocations.get_mut(index)?;
-        (!allocation.is_read_only).then(|| (allocation.address, allocation.data.as_mut_slice()))
+        if allocation.is_read_only {
+            return None;
+        }
+        Some((allocation.address, allocation.data.as_mut_slice()))
     }
 
     /// Returns the number of allocations.

@@ -1,5 +1,7 @@
 //! Matrix instructions, asynchronous copies and mbarriers.
 
+#![allow(clippy::unwrap_used, clippy::result_large_err)] // tests
+
 mod common;
 
 use common::{Card, noise, pack, schedules};
@@ -146,9 +148,10 @@ fn missing_waits_are_races() {
             .map(|line| {
                 let is_wait = line.contains("try_wait");
                 let hits = is_wait && line.contains(wait);
-                match hits {
-                    true => cut_wait(line),
-                    false => format!("{line}\n"),
+                if hits {
+                    cut_wait(line)
+                } else {
+                    format!("{line}\n")
                 }
             })
             .collect();

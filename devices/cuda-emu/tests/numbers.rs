@@ -1,5 +1,7 @@
 //! Compares single instructions with the same operations in Rust, for random and special operands.
 
+#![allow(clippy::unwrap_used, clippy::result_large_err)] // tests
+
 mod common;
 
 use common::{Card, noise, pack};

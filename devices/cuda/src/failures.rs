@@ -80,7 +80,7 @@ impl Failures {
         self.add_other(owner);
     }
 
-    /// Makes the next check of this word check the one of another stream, too.
+    /// Makes the next check of this word also check the one of another stream.
     pub fn add_other(self: &Arc<Self>, other: &Arc<Failures>) {
         if Arc::ptr_eq(self, other) {
             return;

@@ -94,8 +94,8 @@ pub struct BuiltIn {
 }
 
 impl BuiltIn {
-    /// Disables the backends of a comma-separated list: `blas`, `cpu`, `cuda`, `ggml`,
-    /// `reference`, `remote`, `rpc`, `wgpu`, or one of ggml's plugins by its file name, such as `vulkan` or
+    /// Disables the backends of a comma-separated list: `blas`, `cpu`, `cuda`, `ggml`, `reference`,
+    /// `remote`, `rpc`, `wgpu`, or one of ggml's plugins by its file name, such as `vulkan` or
     /// `ggml:cpu`. Nothing of them is loaded, not even for a trial.
     pub fn disable(&mut self, list: &str) {
         let names = list.split(',').map(str::trim);

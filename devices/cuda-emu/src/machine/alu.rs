@@ -1,13 +1,15 @@
 //! Arithmetic over the lanes of a warp.
 
+mod compare;
+
+pub(crate) use compare::compare;
+
 use super::float::{
     add_odd, flush, half_bits, half_value, max_f32, max_f64, min_f32, min_f64, saturate,
 };
-use super::registers::{LANES, Lane, Lanes, Registers, collect};
+use super::registers::{LANES, Lane, Registers};
 use super::support::is_half;
-use crate::ptx::instruction::{
-    Binary, Comparison, Count, PermuteMode, Register, Ternary, Type, Unary, flag,
-};
+use crate::ptx::instruction::{Binary, Count, PermuteMode, Register, Ternary, Type, Unary, flag};
 
 #[inline(always)]
 fn map1<T: Lane>(r: &mut Registers, mask: u32, d: Register, a: Register, f: impl Fn(T) -> T) {
@@ -441,10 +443,13 @@ fn binary_half(
             Binary::Min => min_f64(x, y, flags),
             _ => max_f64(x, y, flags),
         };
-        match saturates {
-            true if result > 0.0 => result.min(1.0),
-            true => 0.0,
-            false => result,
+        if !saturates {
+            result
+        } else if result > 0.0 {
+            result.min(1.0)
+        } else {
+            // also NaN
+            0.0
         }
     });
     true
@@ -559,11 +564,11 @@ fn ternary_bits(
             (((u64::from(high) << 32) | u64::from(low)) >> n) as u32
         }),
         Ternary::Dot4 { signed_a, signed_b } => match (signed_a, signed_b) {
-            (true, true) => map3::<u32>(r, mask, d, abc, |x, y, z| dot4::<true, true>(x, y, z)),
-            (true, false) => map3::<u32>(r, mask, d, abc, |x, y, z| dot4::<true, false>(x, y, z)),
-            (false, true) => map3::<u32>(r, mask, d, abc, |x, y, z| dot4::<false, true>(x, y, z)),
+            (true, true) => map3::<u32>(r, mask, d, abc, dot4::<true, true>),
+            (true, false) => map3::<u32>(r, mask, d, abc, dot4::<true, false>),
+            (false, true) => map3::<u32>(r, mask, d, abc, dot4::<false, true>),
             (false, false) => {
-                map3::<u32>(r, mask, d, abc, |x, y, z| dot4::<false, false>(x, y, z));
+                map3::<u32>(r, mask, d, abc, dot4::<false, false>);
             }
         },
         Ternary::Dot2 {
@@ -596,7 +601,7 @@ fn ternary_bits(
 fn dot4<const SIGNED_A: bool, const SIGNED_B: bool>(x: u32, y: u32, z: u32) -> u32 {
     let mut sum = z as i32;
     for i in 0..4 {
-        // Shifts extend the sign in vectors, too.
+        // Shifts extend the sign, also in vectors.
         let a = if SIGNED_A {
             ((x << (24 - 8 * i)) as i32) >> 24
         } else {
@@ -686,66 +691,4 @@ pub(crate) fn logic(a: u32, b: u32, c: u32, table: u8) -> u32 {
             let pick = |value: u32, bit: u32| if row & bit == 0 { !value } else { value };
             all | (pick(a, 4) & pick(b, 2) & pick(c, 1))
         })
-}
-
-#[inline(always)]
-fn compare_lanes<T: Lane + PartialOrd>(
-    r: &Registers,
-    op: Comparison,
-    [a, b]: [Register; 2],
-) -> u32 {
-    let (x, y) = (T::get(r, a), T::get(r, b));
-    let at = |i: usize| (T::from_word(x[i]), T::from_word(y[i]));
-    let unordered = |i: usize| at(i).0.partial_cmp(&at(i).1).is_none();
-    match op {
-        Comparison::Equal => collect(|i| at(i).0 == at(i).1),
-        Comparison::NotEqual => collect(|i| at(i).0 < at(i).1 || at(i).0 > at(i).1),
-        Comparison::Less => collect(|i| at(i).0 < at(i).1),
-        Comparison::LessEqual => collect(|i| at(i).0 <= at(i).1),
-        Comparison::Greater => collect(|i| at(i).0 > at(i).1),
-        Comparison::GreaterEqual => collect(|i| at(i).0 >= at(i).1),
-        Comparison::EqualUnordered => !collect(|i| at(i).0 < at(i).1 || at(i).0 > at(i).1),
-        Comparison::NotEqualUnordered => collect(|i| at(i).0 != at(i).1),
-        Comparison::LessUnordered => !collect(|i| at(i).0 >= at(i).1),
-        Comparison::LessEqualUnordered => !collect(|i| at(i).0 > at(i).1),
-        Comparison::GreaterUnordered => !collect(|i| at(i).0 <= at(i).1),
-        Comparison::GreaterEqualUnordered => !collect(|i| at(i).0 < at(i).1),
-        Comparison::BothNumbers => !collect(unordered),
-        Comparison::AnyNan => collect(unordered),
-    }
-}
-
-/// Compares, and returns a mask of lanes.
-pub(crate) fn compare(
-    r: &mut Registers,
-    (op, ty, flags): (Comparison, Type, u8),
-    [a, b]: [Register; 2],
-) -> Option<u32> {
-    Some(match ty {
-        Type::B16 | Type::U16 => compare_lanes::<u16>(r, op, [a, b]),
-        Type::B32 | Type::U32 => compare_lanes::<u32>(r, op, [a, b]),
-        Type::S16 => compare_lanes::<i16>(r, op, [a, b]),
-        Type::S32 => compare_lanes::<i32>(r, op, [a, b]),
-        Type::B64 | Type::U64 => compare_lanes::<u64>(r, op, [a, b]),
-        Type::S64 => compare_lanes::<i64>(r, op, [a, b]),
-        Type::F64 => compare_lanes::<f64>(r, op, [a, b]),
-        Type::F32 if flags & flag::FTZ == 0 => compare_lanes::<f32>(r, op, [a, b]),
-        Type::F32 | Type::F16 | Type::BF16 => {
-            let value = |bits: u32| match ty {
-                Type::F32 => flush(bits),
-                _ => (half_value(bits as u16, ty) as f32).to_bits(),
-            };
-            let values = [a, b].map(|o| r.get32(o).map(value));
-            compare_values(op, &values)
-        }
-        _ => return None,
-    })
-}
-
-fn compare_values(op: Comparison, values: &[Lanes; 2]) -> u32 {
-    let mut scratch = Registers {
-        r32: values.to_vec(),
-        ..Registers::default()
-    };
-    compare_lanes::<f32>(&mut scratch, op, [0, 1])
 }

@@ -232,9 +232,10 @@ impl Machine<'_> {
                     barrier.advance();
                 }
                 MbarrierOp::Test { by_parity } => {
-                    let is_done = match by_parity {
-                        true => barrier.phase & 1 != value as u64 & 1,
-                        false => barrier.phase != value as u64,
+                    let is_done = if by_parity {
+                        barrier.phase & 1 != value as u64 & 1
+                    } else {
+                        barrier.phase != value as u64
                     };
                     if is_done {
                         passed |= 1 << lane;

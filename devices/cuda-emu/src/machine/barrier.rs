@@ -36,7 +36,7 @@ impl Block {
             return Err(fault(format!("barrier {} does not exist", arrival.id)));
         };
         let expected = arrival.count.unwrap_or(0);
-        if expected % 32 != 0 || (arrival.count == Some(0)) {
+        if !expected.is_multiple_of(32) || (arrival.count == Some(0)) {
             return Err(fault(format!("{expected} threads are no multiple of 32")));
         }
         let is_first = barrier.waiting == 0 && barrier.passed == 0;

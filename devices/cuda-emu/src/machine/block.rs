@@ -58,15 +58,15 @@ impl SharedMemory {
             return Err(bounds(lane, Space::Shared, access, address, bytes));
         };
         let state = &self.state[range.clone()];
-        let needs_data = access != Access::Write;
-        if needs_data && state != &[WRITTEN; 16][..bytes.min(16)] || bytes > 16 || !needs_data {
-            if state.contains(&PENDING) {
-                return Err(Trouble::new(lane, FaultKind::PendingCopy { address }));
-            }
-            if needs_data && state.contains(&UNWRITTEN) {
-                let kind = FaultKind::Uninitialized { address, bytes };
-                return Err(Trouble::new(lane, kind));
-            }
+        let is_written = bytes <= 16 && *state == [WRITTEN; 16][..bytes];
+        if !is_written && state.contains(&PENDING) {
+            return Err(Trouble::new(lane, FaultKind::PendingCopy { address }));
+        }
+        if !is_written && access != Access::Write && state.contains(&UNWRITTEN) {
+            return Err(Trouble::new(
+                lane,
+                FaultKind::Uninitialized { address, bytes },
+            ));
         }
         if let Some(shadow) = &mut self.shadow {
             shadow

@@ -105,9 +105,12 @@ fn vote(r: &mut Registers, mask: u32, mode: VoteMode, d: Register, p: u32) {
 }
 
 fn matching(r: &mut Registers, mask: u32, (is_wide, all): (bool, bool), [d, p, a]: [Register; 3]) {
-    let value = |lane: usize| match is_wide {
-        true => r.get64(a)[lane],
-        false => u64::from(r.get32(a)[lane]),
+    let value = |lane: usize| {
+        if is_wide {
+            r.get64(a)[lane]
+        } else {
+            u64::from(r.get32(a)[lane])
+        }
     };
     let mut out: Lanes = [0; LANES];
     for lane in lanes(mask) {

@@ -1,5 +1,7 @@
 //! Executes instructions of a warp.
 
+mod bits;
+
 use super::asynchronous::MbarrierAction;
 use super::atomic::Atomic;
 use super::barrier::Arrival;
@@ -10,7 +12,7 @@ use super::fault::{Access, FaultKind, Outcome, Space, Trouble};
 use super::memory_access::{
     Data, Request, addresses, bounds, gather, range_of, space_of, spread, window,
 };
-use super::registers::{LANES, collect, lanes};
+use super::registers::{LANES, Registers, collect, lanes};
 use super::warp::{Warp, WarpState};
 use super::{Machine, alu};
 use crate::ptx::instruction::{
@@ -121,36 +123,7 @@ impl Machine<'_> {
                 r.set64(d, mask, &value);
                 true
             }
-            Action::Compare {
-                op,
-                ty,
-                flags,
-                logic,
-                negates_r,
-                d,
-                q,
-                a,
-                b,
-                r: third,
-            } => {
-                let Some(value) = alu::compare(r, (op, ty, flags), [a, b]) else {
-                    return Err(unsupported(mask));
-                };
-                let third = r.predicate(third);
-                let third = if negates_r { !third } else { third };
-                let combine = |value: u32| match logic {
-                    Logic::And => value & third,
-                    Logic::Or => value | third,
-                    Logic::Xor => value ^ third,
-                };
-                if d != NO_REGISTER {
-                    r.set_predicate(d, mask, combine(value));
-                }
-                if q != NO_REGISTER {
-                    r.set_predicate(q, mask, combine(!value));
-                }
-                true
-            }
+            Action::Compare { .. } => compare(r, mask, &instruction.action),
             Action::Branch { target } => {
                 warp.branch(mask, target);
                 return Ok(Flow::Jumped);
@@ -479,23 +452,6 @@ impl Machine<'_> {
                 };
                 r.set_predicate(d, mask, value);
             }
-            Action::CompareSet {
-                op,
-                ty,
-                flags,
-                is_float,
-                d,
-                a,
-                b,
-            } => {
-                let Some(value) = alu::compare(r, (op, ty, flags), [a, b]) else {
-                    return Err(unsupported(mask));
-                };
-                let one = if is_float { 1f32.to_bits() } else { u32::MAX };
-                let out: [u32; LANES] =
-                    std::array::from_fn(|i| if value >> i & 1 == 1 { one } else { 0 });
-                r.set32(d, mask, &out);
-            }
             Action::Clock { d, is_wide } => {
                 let time = self.statistics.instructions;
                 if is_wide {
@@ -538,14 +494,17 @@ impl Machine<'_> {
             }
             Action::TestNumber { ty, test, d, a } => {
                 let is_wide = ty == Type::F64;
-                let class = |i: usize| match is_wide {
-                    true => f64::from_bits(r.get64(a)[i]).classify(),
-                    false => f32::from_bits(r.get32(a)[i]).classify(),
+                let class = |i: usize| {
+                    if is_wide {
+                        f64::from_bits(r.get64(a)[i]).classify()
+                    } else {
+                        f32::from_bits(r.get32(a)[i]).classify()
+                    }
                 };
                 let value = collect(|i| is_of(test, class(i)));
                 r.set_predicate(d, mask, value);
             }
-            _ => return execute_bits(warp, action, mask),
+            _ => return bits::execute_bits(warp, action, mask),
         }
         Ok(Flow::Next)
     }
@@ -586,6 +545,43 @@ impl Machine<'_> {
         };
         Ok(Flow::Stop(SliceEnd::Barrier(arrival)))
     }
+}
+
+/// Executes `setp`. Returns false if it is unsupported.
+fn compare(r: &mut Registers, mask: u32, action: &Action) -> bool {
+    let Action::Compare {
+        op,
+        ty,
+        flags,
+        logic,
+        negates_r,
+        d,
+        q,
+        a,
+        b,
+        r: third,
+    } = *action
+    else {
+        return false;
+    };
+
+    let Some(value) = alu::compare(r, (op, ty, flags), [a, b]) else {
+        return false;
+    };
+    let third = r.predicate(third);
+    let third = if negates_r { !third } else { third };
+    let combine = |value: u32| match logic {
+        Logic::And => value & third,
+        Logic::Or => value | third,
+        Logic::Xor => value ^ third,
+    };
+    if d != NO_REGISTER {
+        r.set_predicate(d, mask, combine(value));
+    }
+    if q != NO_REGISTER {
+        r.set_predicate(q, mask, combine(!value));
+    }
+    true
 }
 
 /// Lets a group wait for lanes that have to take part in its instruction.
@@ -643,161 +639,4 @@ fn is_of(test: NumberTest, class: std::num::FpCategory) -> bool {
         NumberTest::Normal => class == Normal,
         NumberTest::Subnormal => class == Subnormal,
     }
-}
-
-/// Executes operations that move bits around.
-fn execute_bits(warp: &mut Warp, action: &Action, mask: u32) -> Outcome<Flow> {
-    let r = &mut warp.registers;
-    let (mut narrow, mut wide) = ([0u32; LANES], [0u64; LANES]);
-    let signed = |ty: Type, x: u32| match ty {
-        Type::U16 => i64::from(x as u16),
-        Type::S16 => i64::from(x as i16),
-        Type::S32 => i64::from(x as i32),
-        _ => i64::from(x),
-    };
-    let (d, is_wide) = match *action {
-        Action::MultiplyWide { ty, d, a, b } => {
-            for i in 0..LANES {
-                let (x, y) = (r.get32(a)[i], r.get32(b)[i]);
-                wide[i] = signed(ty, x).wrapping_mul(signed(ty, y)) as u64;
-            }
-            (d, ty.bytes() == 4)
-        }
-        Action::MultiplyWideAdd { ty, d, a, b, c } => {
-            let is_wide = ty.bytes() == 4;
-            for i in 0..LANES {
-                let (x, y) = (r.get32(a)[i], r.get32(b)[i]);
-                let c = if is_wide {
-                    r.get64(c)[i]
-                } else {
-                    u64::from(r.get32(c)[i])
-                };
-                wide[i] = (signed(ty, x).wrapping_mul(signed(ty, y)) as u64).wrapping_add(c);
-            }
-            (d, is_wide)
-        }
-        Action::Select {
-            is_wide,
-            d,
-            a,
-            b,
-            p,
-        } => {
-            let p = r.predicate(p);
-            for i in 0..LANES {
-                let from = if p >> i & 1 == 1 { a } else { b };
-                if is_wide {
-                    wide[i] = r.get64(from)[i];
-                } else {
-                    narrow[i] = r.get32(from)[i];
-                }
-            }
-            if !is_wide {
-                r.set32(d, mask, &narrow);
-                return Ok(Flow::Next);
-            }
-            (d, true)
-        }
-        Action::SelectBySign {
-            is_wide,
-            is_float,
-            d,
-            a,
-            b,
-            c,
-        } => {
-            for i in 0..LANES {
-                let c = r.get32(c)[i];
-                let is_first = if is_float {
-                    f32::from_bits(c) >= 0.0
-                } else {
-                    c as i32 >= 0
-                };
-                let from = if is_first { a } else { b };
-                wide[i] = if is_wide {
-                    r.get64(from)[i]
-                } else {
-                    u64::from(r.get32(from)[i])
-                };
-            }
-            (d, is_wide)
-        }
-        Action::InsertBits {
-            is_wide,
-            d,
-            a,
-            b,
-            start,
-            count,
-        } => {
-            for i in 0..LANES {
-                let get = |x: Register| match is_wide {
-                    true => r.get64(x)[i],
-                    false => u64::from(r.get32(x)[i]),
-                };
-                let size = if is_wide { 64 } else { 32 };
-                wide[i] = alu::insert(get(a), get(b), size, r.get32(start)[i], r.get32(count)[i]);
-            }
-            (d, is_wide)
-        }
-        Action::ExtractWide {
-            is_signed,
-            d,
-            a,
-            start,
-            count,
-        } => {
-            for i in 0..LANES {
-                let (start, count) = (r.get32(start)[i], r.get32(count)[i]);
-                wide[i] = alu::extract(r.get64(a)[i], 64, start, count, is_signed);
-            }
-            (d, true)
-        }
-        Action::LogicTable { d, a, b, c, table } => {
-            for i in 0..LANES {
-                narrow[i] = alu::logic(r.get32(a)[i], r.get32(b)[i], r.get32(c)[i], table);
-            }
-            r.set32(d, mask, &narrow);
-            return Ok(Flow::Next);
-        }
-        Action::Pack {
-            d,
-            is_wide,
-            bits,
-            parts,
-        } => {
-            for i in 0..LANES {
-                for (k, &part) in parts.iter().enumerate().filter(|(_, p)| **p != NO_REGISTER) {
-                    let value = u64::from(r.get32(part)[i]) & ((1 << bits) - 1);
-                    wide[i] |= value << (usize::from(bits) * k);
-                }
-            }
-            (d, is_wide)
-        }
-        Action::Unpack {
-            a,
-            is_wide,
-            bits,
-            parts,
-        } => {
-            let value = if is_wide {
-                *r.get64(a)
-            } else {
-                r.get32(a).map(u64::from)
-            };
-            for (k, &part) in parts.iter().enumerate().filter(|(_, p)| **p != NO_REGISTER) {
-                let limit = (1u64 << bits) - 1;
-                let out = value.map(|v| (v >> (usize::from(bits) * k) & limit) as u32);
-                r.set32(part, mask, &out);
-            }
-            return Ok(Flow::Next);
-        }
-        _ => return Err(unsupported(mask)),
-    };
-    if is_wide {
-        r.set64(d, mask, &wide);
-    } else {
-        r.set32(d, mask, &wide.map(|w| w as u32));
-    }
-    Ok(Flow::Next)
 }

@@ -8,7 +8,7 @@ use super::block::Block;
 use super::fault::{FaultKind, Outcome, Trouble};
 use super::float::{from_bf16, from_f16, to_f16, to_tf32};
 use super::memory_access::{Data, Request, addresses};
-use super::registers::{LANES, lanes};
+use super::registers::LANES;
 use super::warp::Warp;
 use crate::ptx::instruction::{Matrix, MatrixKind, Ordering, Register, Rounding, Space, Type};
 
@@ -49,10 +49,6 @@ impl Machine<'_> {
                     multiply_floats(warp, matrix, k, a, accumulator);
                 }
                 Ok(())
-            }
-            MatrixKind::Group { .. } => {
-                let reason = "wgmma is not supported".into();
-                Err(Trouble::new(0, FaultKind::Unsupported(reason)))
             }
         }
     }
@@ -253,5 +249,4 @@ fn multiply_integers(
     for (&d, out) in matrix.d.iter().zip(&out) {
         warp.registers.set32(d, u32::MAX, out);
     }
-    debug_assert_eq!(lanes(u32::MAX).count(), LANES);
 }

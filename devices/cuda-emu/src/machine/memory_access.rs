@@ -583,7 +583,7 @@ pub(crate) fn spread(
         }
         let element = |lane: &[u32; 4]| -> u64 {
             match size {
-                8 => u64::from(lane[2 * k & 3]) | (u64::from(lane[(2 * k + 1) & 3]) << 32),
+                8 => u64::from(lane[(2 * k) & 3]) | (u64::from(lane[(2 * k + 1) & 3]) << 32),
                 4 => u64::from(lane[k]),
                 2 => u64::from(lane[k / 2] >> (16 * (k & 1)) & 0xffff),
                 _ => u64::from(lane[0] >> (8 * k) & 0xff),
@@ -623,7 +623,7 @@ pub(crate) fn gather(warp: &Warp, ty: Type, (a, is_wide): (&[Register], bool), d
             };
             match size {
                 8 => {
-                    data[i][2 * k & 3] = bits as u32;
+                    data[i][(2 * k) & 3] = bits as u32;
                     data[i][(2 * k + 1) & 3] = (bits >> 32) as u32;
                 }
                 4 => data[i][k] = bits as u32,

@@ -1,9 +1,14 @@
 //! Runs kernels: blocks one after another, warps in lockstep.
 //!
 //! The schedule decides the order of blocks and warps. With seed 0, one block runs at a time, in
-//! order, and warps change at barriers only. With other seeds, blocks come in a random order, two at
-//! a time, and warps change at random at barriers and atomic accesses. Results that depend on the
-//! seed show a kernel that assumes an order.
+//! order, and warps change at barriers only. With other seeds, blocks come in a random order, two
+//! at a time, and warps change at random at barriers and atomic accesses. Results that depend on
+//! the seed show a kernel that assumes an order.
+
+// Loops over lanes index several vectors, and vectorize best this way.
+#![allow(clippy::needless_range_loop)]
+// A fault ends its launch, so that its size does not matter.
+#![allow(clippy::result_large_err)]
 
 mod alu;
 mod asynchronous;
@@ -62,7 +67,7 @@ pub struct Grid {
     pub dynamic_shared: usize,
 }
 
-/// How a launch is run.
+/// Order and checks of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// 0 for the natural order of blocks and warps; others choose a random one.
@@ -122,7 +127,7 @@ struct Machine<'a> {
 
 /// Runs a kernel to its end. `parameters` has each parameter at its offset.
 ///
-/// `should_stop` is asked from time to time, and ends the launch by returning true.
+/// The machine calls `should_stop` now and then. The launch ends when it returns true.
 ///
 /// # Errors
 /// If the kernel does something that is undefined on a card, or never ends.
@@ -288,7 +293,7 @@ impl Machine<'_> {
                 FaultKind::Budget
             } else if polls > MAX_POLLS {
                 FaultKind::Deadlock
-            } else if slices % 64 == 0 && should_stop() {
+            } else if slices.is_multiple_of(64) && should_stop() {
                 FaultKind::Stopped
             } else {
                 continue;

@@ -75,7 +75,7 @@ struct Page {
     entries: Vec<Entry>,
 }
 
-/// What a warp published.
+/// Accesses that a warp published.
 struct Release {
     sequence: u32,
     is_wide: bool,
@@ -151,7 +151,7 @@ impl Shadow {
         offset: usize,
         bytes: usize,
     ) -> Result<(), Conflict> {
-        let is_bytes = (offset | bytes) % 4 != 0;
+        let is_bytes = !(offset | bytes).is_multiple_of(4);
         let (mut at, end) = (offset, offset + bytes);
         while at < end {
             let number = at / (4 * PAGE_WORDS);

@@ -110,7 +110,9 @@ pub(crate) trait Lane: Copy {
 }
 
 macro_rules! lane {
-    ($($ty:ty, $word:ty, $get:ident, $set:ident, |$w:ident| $from:expr, |$v:ident| $into:expr;)*) => {$(
+    ($(
+        $ty:ty, $word:ty, $get:ident, $set:ident, |$w:ident| $from:expr, |$v:ident| $into:expr;
+    )*) => {$(
         impl Lane for $ty {
             type Word = $word;
 
@@ -120,8 +122,8 @@ macro_rules! lane {
             }
 
             #[inline(always)]
-            fn set(registers: &mut Registers, register: Register, mask: u32, value: &[$word; LANES]) {
-                registers.$set(register, mask, value);
+            fn set(all: &mut Registers, register: Register, mask: u32, value: &[$word; LANES]) {
+                all.$set(register, mask, value);
             }
 
             #[inline(always)]

@@ -6,6 +6,7 @@ pub(crate) mod instruction;
 pub(crate) mod lexer;
 mod link;
 pub(crate) mod parse;
+mod types;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -86,7 +87,7 @@ impl Code {
     }
 }
 
-/// What a launch of a kernel needs.
+/// Requirements of a launch of a kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     pub(crate) entry: u32,

@@ -35,8 +35,8 @@ fn every_call_may_fail() {
                 assert!(names, "call {call}: {device}: {message}");
             }
             Err(error) => panic!("call {call}: {error:?}"),
-            // Without the amount of free memory, the scheduler tries. What waits while everything
-            // is dropped cannot report.
+            // Without the amount of free memory, the scheduler tries. Waits while everything is
+            // dropped cannot report.
             Ok(found) => {
                 let name = card.card.failed_call().unwrap();
                 let is_quiet = name == "cuMemGetInfo" || call + DROPPING > last;

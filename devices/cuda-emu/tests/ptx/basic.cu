@@ -21,7 +21,7 @@ KERNEL shuffles(u32 *y) {
     asm volatile("shfl.sync.up.b32 %0, %1, 3, 0, -1;" : "=r"(up) : "r"(lane));
     asm volatile("shfl.sync.down.b32 %0, %1, 2, 31, -1;" : "=r"(down) : "r"(lane));
     asm volatile("shfl.sync.bfly.b32 %0, %1, 5, 31, -1;" : "=r"(across) : "r"(lane));
-    asm volatile("{ .reg .pred p; shfl.sync.idx.b32 %0|p, %2, 12, 0x180f, -1; selp.u32 %1, 1, 0, p; }"
+    asm volatile("{ .reg .pred p; shfl.sync.idx.b32 %0|p, %2, 15, 0x180f, -1; selp.u32 %1, 1, 0, p; }"
                  : "=r"(index), "=r"(inside) : "r"(lane));
     u32 *to = y + tid() * 5;
     to[0] = up; to[1] = down; to[2] = across; to[3] = index; to[4] = inside;

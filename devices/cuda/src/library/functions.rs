@@ -74,7 +74,13 @@ functions! {
     cuMemcpyDtoHAsync_v2 as read(*mut c_void, u64, usize, *mut c_void);
     cuMemcpyDtoDAsync_v2 as copy(u64, u64, usize, *mut c_void);
     cuMemsetD8Async as fill(u64, u8, usize, *mut c_void);
-    cuModuleLoadDataEx as load(*mut *mut c_void, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
+    cuModuleLoadDataEx as load(
+        *mut *mut c_void,
+        *const c_void,
+        c_uint,
+        *mut c_int,
+        *mut *mut c_void,
+    );
     cuModuleGetFunction as function(*mut *mut c_void, *mut c_void, *const c_char);
     cuFuncSetAttribute as set_function_attribute(*mut c_void, c_int, c_int);
     cuStreamCreate as create_stream(*mut *mut c_void, c_uint);
@@ -99,7 +105,13 @@ functions! {
         *mut *mut c_void,
     );
     cuGraphCreate as create_graph(*mut *mut c_void, c_uint);
-    cuGraphAddKernelNode as add_node(*mut *mut c_void, *mut c_void, *const *mut c_void, usize, *const KernelNode);
+    cuGraphAddKernelNode as add_node(
+        *mut *mut c_void,
+        *mut c_void,
+        *const *mut c_void,
+        usize,
+        *const KernelNode,
+    );
     cuGraphInstantiateWithFlags as instantiate(*mut *mut c_void, *mut c_void, u64);
     cuGraphDestroy as destroy_graph(*mut c_void);
     cuGraphLaunch as launch_graph(*mut c_void, *mut c_void);

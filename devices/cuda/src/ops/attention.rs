@@ -20,7 +20,7 @@ const MIN_KEYS: usize = 128;
 const MAX_SHARES: usize = 64;
 /// Maximum elements of a query or value.
 const MAX_HEAD: usize = 640;
-/// Maximum elements of a head of which gradients are computed.
+/// Maximum elements of a head for gradients.
 const MAX_BACK_HEAD: usize = 1024;
 /// Offset of scratch memory that follows other scratch memory is a multiple of this.
 const ALIGNMENT: usize = 256;

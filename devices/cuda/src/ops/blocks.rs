@@ -45,7 +45,7 @@ fn encodable(dtype: DType) -> Result<(), Unsupported> {
     }
 }
 
-/// Converts source 0 to the type of the result, of which at least one is quantized.
+/// Converts source 0 to the type of the result. At least one of the types is quantized.
 pub fn convert(node: Node<'_>) -> Launches {
     let (y, a) = (node.result(), node.operand(0)?);
     whole_blocks(&y)?;
@@ -111,7 +111,7 @@ pub fn get_rows(node: Node<'_>) -> Launches {
     Ok(vec![launch(dtype, "get_rows", operands, &rows)?.can_fail()])
 }
 
-/// Writes the rows of source 0 to the rows of the result, which is quantized, that source 1 selects.
+/// Writes the rows of source 0 to the rows of the quantized result that source 1 selects.
 pub fn set_rows(node: Node<'_>) -> Launches {
     let operands = vec![node.result(), node.operand(0)?, node.operand(1)?];
     whole_blocks(&operands[0])?;

@@ -28,7 +28,7 @@ pub fn launches(node: Node<'_>, card: &Card) -> Launches {
     }
 }
 
-/// Computes products of decoded weights `a` with f32 columns, whatever precision is asked for. The
+/// Computes products of decoded weights `a` with f32 columns, which every precision allows. The
 /// kernels are those of the source `kernels`.
 pub fn mul_mat(node: Node<'_>, a: Operand, kernels: &str) -> Launches {
     let operands = vec![node.result(), a, node.operand(1)?];

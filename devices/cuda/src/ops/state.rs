@@ -33,7 +33,7 @@ fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Unsupported> {
     Ok(operands)
 }
 
-/// Returns a launch with `threads` threads, each of which holds a row of `size` numbers.
+/// Returns a launch with `threads` threads. Each holds a row of `size` numbers.
 fn recurrent(
     function: &'static str,
     operands: Vec<Operand>,

@@ -19,7 +19,8 @@ const MAX_SHARES: usize = 16;
 /// Offsets in scratch memory are multiples of this.
 const ALIGNMENT: usize = 256;
 
-/// Returns whether tensor cores compute a product. Halves have the precision of all weights but f32.
+/// Returns whether tensor cores compute a product. Halves have the precision of all weights but
+/// f32.
 pub fn can_multiply(node: Node<'_>, card: &Card) -> bool {
     let (columns, precision) = match *node.op() {
         Op::MulMat { precision } => (node.layout().shape()[1], precision),

@@ -3,9 +3,7 @@
 use super::Mnemonic;
 use crate::ptx::ParseError;
 use crate::ptx::body::{Body, Operand};
-use crate::ptx::instruction::{
-    Action, Address, Class, Matrix, MatrixKind, NO_REGISTER, Register, Space, TRUE, Type,
-};
+use crate::ptx::instruction::{Action, Address, Class, Matrix, MatrixKind, Register, Space, Type};
 
 pub(super) fn decode(
     body: &mut Body<'_, '_>,
@@ -58,8 +56,6 @@ fn empty(kind: MatrixKind, address: Option<Address>) -> Matrix {
         b: Vec::new(),
         c: Vec::new(),
         address,
-        descriptors: [NO_REGISTER; 2],
-        scale: TRUE,
     }
 }
 
@@ -130,13 +126,13 @@ fn multiply(
         m.expect_type()?,
     ];
     let [accumulator, ty_a, ty_b, ty_c] = types;
-    let is_supported = match (ty_a, ty_b, accumulator, k) {
+    let is_supported = matches!(
+        (ty_a, ty_b, accumulator, k),
         (Type::F16, Type::F16, Type::F32 | Type::F16, 8 | 16)
-        | (Type::BF16, Type::BF16, Type::F32, 8 | 16)
-        | (Type::TF32, Type::TF32, Type::F32, 4 | 8)
-        | (Type::S8 | Type::U8, Type::S8 | Type::U8, Type::S32, 16 | 32) => true,
-        _ => false,
-    };
+            | (Type::BF16, Type::BF16, Type::F32, 8 | 16)
+            | (Type::TF32, Type::TF32, Type::F32, 4 | 8)
+            | (Type::S8 | Type::U8, Type::S8 | Type::U8, Type::S32, 16 | 32)
+    );
     if !is_supported || ty_c != accumulator {
         return m.unsupported();
     }

@@ -14,7 +14,7 @@ use super::ParseError;
 use super::body::{Body, Operand};
 use super::instruction::{Action, NO_REGISTER, Register, Type, flag};
 
-/// A mnemonic, of which decoding takes the modifiers one by one.
+/// A mnemonic. Decoding takes its modifiers one by one.
 pub(crate) struct Mnemonic<'a> {
     pub(crate) base: &'a str,
     word: &'a str,

@@ -1,0 +1,205 @@
+//! Parses operands, and turns them into registers.
+
+use super::{Body, Name, Operand, Symbol};
+use crate::ptx::ParseError;
+use crate::ptx::instruction::{
+    Address, Class, Constant, FALSE, Register, SPECIAL_REGISTERS, TRUE, Type,
+};
+use crate::ptx::lexer::{Literal, TokenKind};
+
+impl Body<'_, '_> {
+    pub(super) fn operands(&mut self) -> Result<Vec<Operand>, ParseError> {
+        let mut operands = Vec::new();
+        while !self.cursor.is_sign(b';') {
+            if !operands.is_empty() {
+                self.cursor.expect_sign(b',')?;
+            }
+            operands.push(self.operand()?);
+        }
+        Ok(operands)
+    }
+
+    fn operand(&mut self) -> Result<Operand, ParseError> {
+        let first = self.simple_operand()?;
+        if self.cursor.take_sign(b'|') {
+            let second = self.simple_operand()?;
+            return Ok(Operand::Pair(Box::new(first), Box::new(second)));
+        }
+        Ok(first)
+    }
+
+    fn simple_operand(&mut self) -> Result<Operand, ParseError> {
+        if self.cursor.take_sign(b'[') {
+            let base = self.simple_operand()?;
+            let offset = self.offset()?;
+            self.cursor.expect_sign(b']')?;
+            return Ok(match base {
+                Operand::Symbol(symbol, inner) => {
+                    Operand::Address(Box::new(Operand::Symbol(symbol, 0)), inner + offset)
+                }
+                base => Operand::Address(Box::new(base), offset),
+            });
+        }
+        if self.cursor.take_sign(b'{') {
+            let mut list = Vec::new();
+            while !self.cursor.take_sign(b'}') {
+                if !list.is_empty() {
+                    self.cursor.expect_sign(b',')?;
+                }
+                // Vectors do not nest.
+                if self.cursor.is_sign(b'{') || self.cursor.is_sign(b'[') {
+                    return self.cursor.error("a vector within a vector");
+                }
+                list.push(self.simple_operand()?);
+            }
+            return Ok(Operand::Vector(list));
+        }
+        if self.cursor.take_sign(b'!') {
+            let name = self.cursor.expect_word()?;
+            return match self.find(name) {
+                Some(Name::Register(Class::Pred, p)) => Ok(Operand::Not(p)),
+                _ => self.cursor.error(format!("'{name}' is no predicate")),
+            };
+        }
+        match self.cursor.peek() {
+            Some(token) if token.kind == TokenKind::Word => {
+                self.cursor.at += 1;
+                let name = self.cursor.word_of(token);
+                self.named_operand(name)
+            }
+            _ => Ok(Operand::Number(self.cursor.expect_literal()?)),
+        }
+    }
+
+    fn offset(&mut self) -> Result<i64, ParseError> {
+        let mut offset = 0i64;
+        while self.cursor.is_sign(b'+') || self.cursor.is_sign(b'-') {
+            self.cursor.take_sign(b'+');
+            let value = self.cursor.expect_integer()? as i64;
+            offset = offset.wrapping_add(value);
+        }
+        if i32::try_from(offset).is_err() {
+            return self.cursor.error("an offset is too large");
+        }
+        Ok(offset)
+    }
+
+    fn named_operand(&mut self, name: &str) -> Result<Operand, ParseError> {
+        if name == "_" {
+            return Ok(Operand::Discarded);
+        }
+        if let Some(index) = SPECIAL_REGISTERS.iter().position(|&s| s == name) {
+            return Ok(Operand::Register(Class::R32, index as Register));
+        }
+        match self.find(name) {
+            Some(Name::Register(class, register)) => Ok(Operand::Register(class, register)),
+            Some(Name::Symbol(symbol)) => {
+                let offset = self.offset()?;
+                Ok(Operand::Symbol(symbol, offset))
+            }
+            Some(Name::Set { .. }) => self.cursor.error(format!("'{name}' has no number")),
+            None => Ok(Operand::Name(name.to_owned())),
+        }
+    }
+
+    /// Returns a register with a constant.
+    pub(crate) fn constant(&mut self, value: Constant, is_wide: bool) -> Register {
+        let register = self.builder.constant_register(value, is_wide);
+        let used = if is_wide {
+            &mut self.decoded.constants64
+        } else {
+            &mut self.decoded.constants32
+        };
+        used.insert(register);
+        if let Constant::Shared(variable, _) = value {
+            self.decoded.shared.insert(variable);
+        }
+        register
+    }
+
+    /// Returns the register of a destination.
+    pub(crate) fn register(&self, operand: &Operand, class: Class) -> Result<Register, ParseError> {
+        match *operand {
+            Operand::Register(c, register) if c == class && !self.is_fixed(c, register) => {
+                Ok(register)
+            }
+            _ => self
+                .cursor
+                .error("a destination is no register of this size"),
+        }
+    }
+
+    /// Returns true for constants and special registers.
+    fn is_fixed(&self, class: Class, register: Register) -> bool {
+        let register = usize::from(register);
+        match class {
+            Class::Pred => register <= usize::from(TRUE),
+            Class::R32 => register < SPECIAL_REGISTERS.len(),
+            Class::R64 => false,
+        }
+    }
+
+    /// Returns the register of a source, which may be a constant.
+    pub(crate) fn source(&mut self, operand: &Operand, ty: Type) -> Result<Register, ParseError> {
+        let class = ty.class();
+        match *operand {
+            Operand::Register(c, register) if c == class => Ok(register),
+            Operand::Number(literal) if class != Class::Pred => {
+                let bits = match (literal, ty) {
+                    (Literal::Double(v), Type::F32) => {
+                        u64::from((f64::from_bits(v) as f32).to_bits())
+                    }
+                    (Literal::Integer(v) | Literal::Double(v), _) => v,
+                    (Literal::Single(v), _) => u64::from(v),
+                };
+                let bits = match ty.bytes() {
+                    1 | 2 => bits & 0xffff,
+                    4 => bits & 0xffff_ffff,
+                    _ => bits,
+                };
+                Ok(self.constant(Constant::Value(bits), class == Class::R64))
+            }
+            Operand::Number(Literal::Integer(v)) => Ok(if v == 0 { FALSE } else { TRUE }),
+            Operand::Symbol(symbol, offset) if class != Class::Pred => {
+                let constant = match symbol {
+                    Symbol::Global(index) => Constant::Global(index, offset),
+                    Symbol::Shared(index) => Constant::Shared(index, offset),
+                    Symbol::Local(address) | Symbol::Parameter(address) => {
+                        Constant::Value(u64::from(address).wrapping_add_signed(offset))
+                    }
+                };
+                Ok(self.constant(constant, class == Class::R64))
+            }
+            _ => self
+                .cursor
+                .error("an operand is no register or number of this size"),
+        }
+    }
+
+    /// Returns a predicate, and true if it is negated.
+    pub(crate) fn predicate(&mut self, operand: &Operand) -> Result<(Register, bool), ParseError> {
+        match *operand {
+            Operand::Not(register) => Ok((register, true)),
+            ref other => Ok((self.source(other, Type::Pred)?, false)),
+        }
+    }
+
+    /// Returns an address. Numbers are absolute addresses.
+    pub(crate) fn address(&mut self, operand: &Operand) -> Result<Address, ParseError> {
+        let Operand::Address(base, offset) = operand else {
+            return self.cursor.error("an operand is no address");
+        };
+        let (register, is_wide) = match **base {
+            Operand::Register(Class::R32, register) => (register, false),
+            Operand::Register(Class::R64, register) => (register, true),
+            Operand::Symbol(..) | Operand::Number(_) => (self.source(base, Type::U64)?, true),
+            _ => return self.cursor.error("an address is no register or variable"),
+        };
+        // The offset's range was checked.
+        Ok(Address {
+            register,
+            is_wide,
+            offset: *offset as i32,
+        })
+    }
+}
