@@ -16,10 +16,6 @@
         }                                                                                          \
     }
 
-INLINE i64 row_number(const GLOBAL u8 *at, u32 type) {
-    return type == I64 ? *(const GLOBAL i64 *)at : *(const GLOBAL i32 *)at;
-}
-
 // y = the rows of `a` that `numbers` selects, as f32. A thread decodes 32 elements.
 KERNEL THREADS(THREADS_HERE) get_rows(GLOBAL u8 *y, const GLOBAL u8 *a,
                                       const GLOBAL u8 *numbers, COMMON) {

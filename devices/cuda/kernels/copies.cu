@@ -1,4 +1,5 @@
-// Copies, conversions, repetition and concatenation. A thread moves an element or a part of a block.
+// Copies, conversions, repetition and concatenation. A thread moves an element, or a part of a
+// block.
 #include "prelude.h"
 
 INLINE void move_unit(GLOBAL u8 *to, const GLOBAL u8 *from, u32 bytes) {
@@ -68,7 +69,10 @@ INLINE void set_integer(GLOBAL u8 *at, u32 type, i64 v) {
 // The largest and smallest number of an integer type, as floats that convert to it.
 INLINE i64 integer_from_float(float x, u32 type) {
     if (x != x) return 0;
-    i64 high = type == I64 ? 0x7fffffffffffffffll : type == I32 ? 0x7fffffff : type == I16 ? 32767 : 127;
+    i64 high = type == I64   ? 0x7fffffffffffffffll
+               : type == I32 ? 0x7fffffff
+               : type == I16 ? 32767
+                             : 127;
     if (x >= (float)high) return high;
     if (x <= -(float)high - 1) return -high - 1;
     return (i64)x;

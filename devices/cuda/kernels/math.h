@@ -7,6 +7,13 @@
 
 INLINE u32 is_nan(float x) { return (float_bits(x) & 0x7fffffffu) > 0x7f800000u; }
 
+// A number's rank: greater for greater numbers. NaN ranks as minus infinity, -0 as 0.
+INLINE u32 rank(float x) {
+    u32 bits = float_bits(is_nan(x) ? -INFINITE : x);
+    if (x == 0) bits = 0;
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
 // x times 2^n, for n from -250 to 250.
 INLINE float scale_by_power(float x, i32 n) {
     i32 half = n / 2;
@@ -100,7 +107,7 @@ INLINE float erf_float(float x) {
         return 1.12837917f * fma_float(s * z, x, x);
     }
     if (a > 6.0f) return x < 0 ? -1.0f : 1.0f;
-    // A Chebyshev fit of the complement (Numerical Recipes, erfcc), with a relative error of 1.2e-7.
+    // A Chebyshev fit of the complement (Numerical Recipes, erfcc): a relative error of 1.2e-7.
     float t = 1.0f / (1.0f + 0.5f * a), s = 0.17087277f;
     s = fma_float(s, t, -0.82215223f);
     s = fma_float(s, t, 1.48851587f);

@@ -1,6 +1,6 @@
 // Names that every kernel uses. Kernels are written in a dialect that is both CUDA C++ and OpenCL C
-// 1.2: no templates, no references, no overloads. Only this file, `math.h` and files for tensor cores
-// may contain inline PTX.
+// 1.2: no templates, no references, no overloads. Only this file, `math.h` and files for tensor
+// cores may contain inline PTX.
 #pragma once
 
 #define GLOBAL
@@ -118,7 +118,11 @@ INLINE u32 any_warp(u32 v) {
 INLINE u32 float_bits(float x) { u32 r; asm("mov.b32 %0, %1;" : "=r"(r) : "f"(x)); return r; }
 INLINE float bits_float(u32 x) { float r; asm("mov.b32 %0, %1;" : "=f"(r) : "r"(x)); return r; }
 INLINE float half_float(u16 h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }
-INLINE u16 float_half(float f) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f)); return h; }
+INLINE u16 float_half(float f) {
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
 INLINE float bf16_float(u16 h) { return bits_float((u32)h << 16); }
 // Rounds to even. NaN stays NaN.
 INLINE u16 float_bf16(float f) {
@@ -126,16 +130,52 @@ INLINE u16 float_bf16(float f) {
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits >> 16) | 64u);
     return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
-INLINE float max_float(float a, float b) { float r; asm("max.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
-INLINE float min_float(float a, float b) { float r; asm("min.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+INLINE float max_float(float a, float b) {
+    float r;
+    asm("max.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+INLINE float min_float(float a, float b) {
+    float r;
+    asm("min.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
 INLINE float abs_float(float a) { return bits_float(float_bits(a) & 0x7fffffffu); }
-INLINE float fma_float(float a, float b, float c) { float r; asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c)); return r; }
-INLINE float sqrt_float(float a) { float r; asm("sqrt.rn.f32 %0, %1;" : "=f"(r) : "f"(a)); return r; }
-INLINE float floor_float(float a) { float r; asm("cvt.rmi.f32.f32 %0, %1;" : "=f"(r) : "f"(a)); return r; }
-INLINE float ceil_float(float a) { float r; asm("cvt.rpi.f32.f32 %0, %1;" : "=f"(r) : "f"(a)); return r; }
-INLINE float trunc_float(float a) { float r; asm("cvt.rzi.f32.f32 %0, %1;" : "=f"(r) : "f"(a)); return r; }
-INLINE float round_even(float a) { float r; asm("cvt.rni.f32.f32 %0, %1;" : "=f"(r) : "f"(a)); return r; }
-INLINE i32 round_even_i32(float a) { i32 r; asm("cvt.rni.s32.f32 %0, %1;" : "=r"(r) : "f"(a)); return r; }
+INLINE float fma_float(float a, float b, float c) {
+    float r;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
+    return r;
+}
+INLINE float sqrt_float(float a) {
+    float r;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(r) : "f"(a));
+    return r;
+}
+INLINE float floor_float(float a) {
+    float r;
+    asm("cvt.rmi.f32.f32 %0, %1;" : "=f"(r) : "f"(a));
+    return r;
+}
+INLINE float ceil_float(float a) {
+    float r;
+    asm("cvt.rpi.f32.f32 %0, %1;" : "=f"(r) : "f"(a));
+    return r;
+}
+INLINE float trunc_float(float a) {
+    float r;
+    asm("cvt.rzi.f32.f32 %0, %1;" : "=f"(r) : "f"(a));
+    return r;
+}
+INLINE float round_even(float a) {
+    float r;
+    asm("cvt.rni.f32.f32 %0, %1;" : "=f"(r) : "f"(a));
+    return r;
+}
+INLINE i32 round_even_i32(float a) {
+    i32 r;
+    asm("cvt.rni.s32.f32 %0, %1;" : "=r"(r) : "f"(a));
+    return r;
+}
 // Powers of 2 and logarithms to base 2 by the special function unit, with errors of about 2^-22.
 INLINE float exp2_fast(float a) {
     float r;
@@ -151,10 +191,22 @@ INLINE u32 min_u32(u32 a, u32 b) { return a < b ? a : b; }
 INLINE u32 max_u32(u32 a, u32 b) { return a > b ? a : b; }
 
 // Sum of products of four signed bytes.
-INLINE i32 dot4(u32 a, u32 b, i32 c) { i32 d; asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
+INLINE i32 dot4(u32 a, u32 b, i32 c) {
+    i32 d;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
 
-INLINE u32 add_atomic(GLOBAL u32 *to, u32 v) { u32 r; asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(r) : "l"(to), "r"(v) : "memory"); return r; }
-INLINE u32 min_atomic(GLOBAL u32 *to, u32 v) { u32 r; asm volatile("atom.global.min.u32 %0, [%1], %2;" : "=r"(r) : "l"(to), "r"(v) : "memory"); return r; }
+INLINE u32 add_atomic(GLOBAL u32 *to, u32 v) {
+    u32 r;
+    asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(r) : "l"(to), "r"(v) : "memory");
+    return r;
+}
+INLINE u32 min_atomic(GLOBAL u32 *to, u32 v) {
+    u32 r;
+    asm volatile("atom.global.min.u32 %0, [%1], %2;" : "=r"(r) : "l"(to), "r"(v) : "memory");
+    return r;
+}
 // Makes this thread's writes visible to all groups.
 INLINE void fence_global(void) { asm volatile("membar.gl;" ::: "memory"); }
 
@@ -169,13 +221,19 @@ INLINE void fence_global(void) { asm volatile("membar.gl;" ::: "memory"); }
 // Numbers of row `n`.
 #define ROW_INDICES(n, shape, i1, i2, i3)                                                          \
     u32 i1, i2, i3;                                                                                \
-    { u32 n_ = (n); i1 = n_ % (shape)[1]; n_ /= (shape)[1]; i2 = n_ % (shape)[2]; i3 = n_ / (shape)[2]; }
+    { u32 n_ = (n); i1 = n_ % (shape)[1]; n_ /= (shape)[1]; i2 = n_ % (shape)[2];                 \
+      i3 = n_ / (shape)[2]; }
 // Byte of an element or block, relative to the first.
 #define AT(t, i0, i1, i2, i3)                                                                      \
     ((u64)(i0) * (t).strides[0] + (u64)(i1) * (t).strides[1] + (u64)(i2) * (t).strides[2] +        \
      (u64)(i3) * (t).strides[3])
 #define ELEMENTS(t) ((u64)(t).shape[0] * (t).shape[1] * (t).shape[2] * (t).shape[3])
 #define ROWS(t) ((t).shape[1] * (t).shape[2] * (t).shape[3])
+
+// Row or expert number in i32 or i64.
+INLINE i64 row_number(const GLOBAL u8 *at, u32 type) {
+    return type == I64 ? *(const GLOBAL i64 *)at : *(const GLOBAL i32 *)at;
+}
 
 // Elements of the types that all kernels read and write: f32, f16 and bf16.
 INLINE float get_float(const GLOBAL u8 *at, u32 type) {

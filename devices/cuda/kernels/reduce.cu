@@ -52,15 +52,6 @@ KERNEL THREADS(256) running_sums(GLOBAL u8 *y, const GLOBAL u8 *a, COMMON) {
     }
 }
 
-// A number's rank: greater for greater numbers, the lowest for NaN and minus infinity.
-INLINE u32 rank(float x) {
-    if (is_nan(x)) x = -INFINITE;
-    // -0 and 0 are equal.
-    u32 bits = float_bits(x + 0.0f);
-    if (x == 0) bits = 0;
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
 // Rank and position in one number, so that the greatest is the first of the largest.
 INLINE u64 candidate(float x, u32 i) { return (u64)rank(x) << 32 | (u32)~i; }
 

@@ -1,10 +1,11 @@
 // Rotary position embedding: a thread for each pair, and for each element that is in none.
 #include "math.h"
 
-// ints: 0 first rotated element, 1 pairs, 2 distance of partners, 3 distance of pairs, 4 mode (0 one
-// position, 1 sections, 2 interleaved sections, 3 sections with frequencies of their own), 5..8
-// sections. floats: 0, 1 binary logarithm of the ratio of successive frequencies, as a sum; 2 scale,
-// 3 mix of extrapolation, 4 and 5 first and last pair of the ramp, 6 magnitude, 7 direction.
+// ints: 0 first rotated element, 1 pairs, 2 distance of partners, 3 distance of pairs, 4 mode (0
+// one position, 1 sections, 2 interleaved sections, 3 sections with frequencies of their own),
+// 5..8 sections. floats: 0, 1 binary logarithm of the ratio of successive frequencies, as a sum;
+// 2 scale, 3 mix of extrapolation, 4 and 5 first and last pair of the ramp, 6 magnitude,
+// 7 direction.
 INLINE void turn_of(const u32 *ints, u32 pair, u32 *axis, u32 *step) {
     *axis = 0;
     *step = pair;
@@ -55,7 +56,8 @@ KERNEL THREADS(256) rope(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *posi
         turn_of(p.ints, item, &axis, &step);
         i32 position = *(const GLOBAL i32 *)(positions + AT(p.t[2], axis * tokens + i2, 0, 0, 0));
         double frequency = exp2_double((double)step * ratio) * 0.15915494309189535;
-        if (divisors) frequency /= (double)get_float(divisors + AT(p.t[3], item, 0, 0, 0), p.t[3].type);
+        if (divisors)
+            frequency /= (double)get_float(divisors + AT(p.t[3], item, 0, 0, 0), p.t[3].type);
         double turns = frequency * (double)position, scale = p.floats[2];
         if (p.floats[3] != 0) {
             float ramp = ((float)item - p.floats[4]) / max_float(p.floats[5] - p.floats[4], 0.001f);

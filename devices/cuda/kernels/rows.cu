@@ -1,9 +1,6 @@
 // Rows by number.
 #include "prelude.h"
 
-INLINE i64 row_number(const GLOBAL u8 *at, u32 type) {
-    return type == I64 ? *(const GLOBAL i64 *)at : *(const GLOBAL i32 *)at;
-}
 INLINE void move_element(GLOBAL u8 *to, u32 to_type, const GLOBAL u8 *from, u32 from_type) {
     if (to_type == I32) *(GLOBAL u32 *)to = *(const GLOBAL u32 *)from;
     else set_float(to, to_type, get_float(from, from_type));

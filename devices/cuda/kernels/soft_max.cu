@@ -44,7 +44,8 @@ KERNEL THREADS(1024) soft_max(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 
         if (largest == -INFINITE) largest = 0;
         float sum = nan;
 #pragma unroll 1
-        for (u32 i = thread_id(); i < count; i += thread_count()) sum += exp_float(LOGIT(i) - largest);
+        for (u32 i = thread_id(); i < count; i += thread_count())
+            sum += exp_float(LOGIT(i) - largest);
         sum = group_sum(sum, scratch);
         if (sinks) sum += exp_float(sink - largest);
 #pragma unroll 1

@@ -4,14 +4,6 @@
 // Elements of a piece.
 #define PIECE 2048
 
-// A number's rank: greater for greater numbers. NaN ranks as minus infinity.
-INLINE u32 rank(float x) {
-    if (is_nan(x)) x = -INFINITE;
-    u32 bits = float_bits(x);
-    if (x == 0) bits = 0;
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
 // Sorts numbers in shared memory so that they descend.
 INLINE void sort_piece(LOCAL u64 *keys) {
 #pragma unroll 1
@@ -35,9 +27,9 @@ INLINE void sort_piece(LOCAL u64 *keys) {
 }
 
 // Sorts pieces of rows, or candidates of earlier pieces. ints: 0 pieces of a row, 1 elements of the
-// result of a piece, 2: 1 to sort from the smallest. `found` has the positions of candidates of each
-// row one after the other, ints[3] in all; null for the elements themselves. The result of a piece
-// goes to `y`, or to `kept` if that is not null.
+// result of a piece, 2: 1 to sort from the smallest. `found` has the positions of the candidates of
+// each row one after the other, ints[3] in all; null for the elements themselves. The result of a
+// piece goes to `y`, or to `kept` if that is not null.
 KERNEL THREADS(512) sort(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *found, GLOBAL u8 *kept,
                          COMMON) {
     SHARED u64 keys[PIECE];

@@ -57,7 +57,8 @@ KERNEL THREADS(128) ssm_scan(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *
 #pragma unroll 1
             for (u32 j = 0; j < size; j++) {
                 float rate = GET(rates, 4, j % p.t[4].shape[0], head, 0, 0);
-                state[j] = state[j] * exp_float(step * rate) + input * GET(b, 5, j, bank, token, sequence);
+                state[j] = state[j] * exp_float(step * rate);
+                state[j] += input * GET(b, 5, j, bank, token, sequence);
                 sum += state[j] * GET(c, 6, j, bank, token, sequence);
             }
             PUT((((u64)sequence * tokens + token) * heads + head) * d + i, sum);

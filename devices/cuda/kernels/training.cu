@@ -25,8 +25,9 @@ KERNEL THREADS(256) repeat_back(GLOBAL u8 *y, const GLOBAL u8 *a, COMMON) {
     }
 }
 
-// Gradients of rows that were normalized together: `g` is the gradient of the result, `x` the input
-// of RMSNorm (ints[0] is 0, floats[0] eps) or the result of softmax (ints[0] is 1, floats[0] scale).
+// Gradients of rows that were normalized together. `g` is the gradient of the result. `x` is the
+// input of RMSNorm (ints[0] is 0, floats[0] eps) or the result of softmax (ints[0] is 1, floats[0]
+// scale).
 KERNEL THREADS(1024) row_gradient(GLOBAL u8 *y, const GLOBAL u8 *g, const GLOBAL u8 *x, COMMON) {
     SHARED float scratch[32];
     u32 count = p.t[0].shape[0];
