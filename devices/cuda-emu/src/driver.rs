@@ -8,8 +8,8 @@ use crate::machine::{self, Grid, Schedule};
 use crate::memory::DeviceMemory;
 use crate::ptx::{LoadedModule, Module};
 use samite_cuda::driver::{
-    Address, CardInfo, Context, Driver, DriverError, DriverErrorKind, DriverResult, EventHandle,
-    FunctionHandle, GraphHandle, KernelLaunch, ModuleHandle, StreamHandle,
+    Address, CardInfo, Driver, DriverContext, DriverError, DriverErrorKind, DriverResult,
+    EventHandle, FunctionHandle, GraphHandle, KernelLaunch, ModuleHandle, StreamHandle,
 };
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
@@ -80,7 +80,7 @@ impl Driver for EmulatedDriver {
         &self.infos
     }
 
-    fn open(&self, card: usize) -> DriverResult<Arc<dyn Context>> {
+    fn open(&self, card: usize) -> DriverResult<Arc<dyn DriverContext>> {
         match self.contexts.get(card) {
             Some(context) => Ok(Arc::clone(context) as _),
             None => Err(other(format!("there is no card {card}"))),
@@ -379,7 +379,7 @@ impl CardState {
     }
 }
 
-impl Context for EmulatedContext {
+impl DriverContext for EmulatedContext {
     fn memory(&self) -> DriverResult<(usize, usize)> {
         let state = self.call("cuMemGetInfo")?;
         Ok((state.memory.free_bytes(), state.memory.total_bytes()))

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Card, Pack, noise, pack, schedules};
-use samite_cuda_emu::machine::{Fault, FaultKind, Grid, Schedule, Space, run};
+use samite_cuda_emu::machine::{FaultKind, Grid, KernelFault, Schedule, Space, run};
 use samite_cuda_emu::ptx::Module;
 
 const BASIC: &str = include_str!("ptx/basic.ptx");
@@ -218,7 +218,7 @@ fn calls_functions() {
 }
 
 /// Runs a wrong kernel and returns its fault.
-fn fault(name: &str, grid: [u32; 2], words: &[usize], schedule: Schedule) -> Fault {
+fn fault(name: &str, grid: [u32; 2], words: &[usize], schedule: Schedule) -> KernelFault {
     let mut card = Card::new(WRONG);
     let buffers: Vec<u64> = words
         .iter()
@@ -255,7 +255,7 @@ fn an_index_beyond_shared_memory_names_its_instruction() {
     let fault = fault("transpose_off", [1, 256], &[1024, 1024], Schedule::new(0));
     let expected = FaultKind::OutOfBounds {
         space: Space::Shared,
-        access: samite_cuda_emu::machine::Access::Read,
+        access: samite_cuda_emu::machine::AccessKind::Read,
         address: 32 * 33 * 4,
         bytes: 4,
     };

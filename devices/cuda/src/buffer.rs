@@ -1,7 +1,7 @@
 //! Device memory.
 
 use crate::driver::Address;
-use crate::gpu::{Gpu, Opened};
+use crate::gpu::{Gpu, OpenedCard};
 use samite_core::{
     Buffer, BufferType, Error, Location, MemoryId, Result, Slot, TensorInfo, TensorRef, Usage,
 };
@@ -85,7 +85,7 @@ impl CudaBufferType {
 #[derive(Debug)]
 pub struct CudaBuffer {
     gpu: Arc<Gpu>,
-    opened: Arc<Opened>,
+    opened: Arc<OpenedCard>,
     buffer_type: Arc<dyn BufferType>,
     address: Address,
     memory: MemoryId,
@@ -109,7 +109,7 @@ impl CudaBuffer {
         self.address
     }
 
-    pub fn opened(&self) -> &Arc<Opened> {
+    pub fn opened(&self) -> &Arc<OpenedCard> {
         &self.opened
     }
 

@@ -107,12 +107,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If the driver cannot.
-    fn open(&self, card: usize) -> DriverResult<Arc<dyn Context>>;
+    fn open(&self, card: usize) -> DriverResult<Arc<dyn DriverContext>>;
 }
 
 /// An opened card. Calls may come from any thread. Work that is queued in a stream runs in order;
 /// streams are independent of each other.
-pub trait Context: Send + Sync + fmt::Debug {
+pub trait DriverContext: Send + Sync + fmt::Debug {
     /// Returns the free and the total bytes of memory.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ pub trait Context: Send + Sync + fmt::Debug {
     /// [`DriverErrorKind::OutOfMemory`].
     fn alloc(&self, bytes: usize) -> DriverResult<Address>;
 
-    /// Frees memory of [`alloc`](Context::alloc). Waits for work that may use it.
+    /// Frees memory of [`alloc`](DriverContext::alloc). Waits for work that may use it.
     fn free(&self, address: Address);
 
     /// Loads a module from PTX. It stays loaded as long as the context exists.

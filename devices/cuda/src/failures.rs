@@ -4,7 +4,7 @@
 //! number of its node there, the smallest one of all. The stream reads the word when it waits.
 
 use crate::driver::Address;
-use crate::gpu::Opened;
+use crate::gpu::OpenedCard;
 use samite_core::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,7 +21,7 @@ pub struct Fallible {
 /// The failure word of a stream.
 #[derive(Debug)]
 pub struct Failures {
-    opened: Arc<Opened>,
+    opened: Arc<OpenedCard>,
     device: Box<str>,
     pub word: Address,
     state: Mutex<FailureState>,
@@ -38,7 +38,7 @@ struct FailureState {
 }
 
 impl Failures {
-    pub fn new(device: &str, opened: &Arc<Opened>) -> Result<Arc<Self>> {
+    pub fn new(device: &str, opened: &Arc<OpenedCard>) -> Result<Arc<Self>> {
         let word = opened.alloc(4, "the failure word of a stream")?;
         let failures = Failures {
             opened: Arc::clone(opened),

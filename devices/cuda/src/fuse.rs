@@ -9,13 +9,13 @@
 
 use crate::device::{CudaDevice, WeightMemory};
 use crate::ops::{self, OperandFacts};
-use crate::plan::{GROUP, Launch, MAX_GROUPS, Operand, OperandSource, Operands};
+use crate::plan::{GROUP, LaunchOperand, LaunchOperands, MAX_GROUPS, OperandSource, PlannedLaunch};
 use samite_core::{Error, Graph, Node, Op, Readers, Result, TensorId};
 
 /// A launch, and the node to which it is attributed.
 pub struct NodeLaunch {
     pub node: TensorId,
-    pub launch: Launch,
+    pub launch: PlannedLaunch,
 }
 
 /// Row length from which a norm uses the most threads that a group can have.
@@ -33,14 +33,14 @@ pub fn launch_list(
 ) -> Result<Vec<NodeLaunch>> {
     let nodes = nodes.iter().map(|&id| graph.node(id));
     let nodes: Vec<_> = nodes.filter(|node| node.tensor().is_computed()).collect();
-    let fusion = Fusion {
+    let fusion = LaunchFusion {
         nodes: &nodes,
         readers: Readers::new(graph),
         memory,
     };
     let mut list = Vec::new();
     // The operand of the last quantization, as long as the workspace holds its result.
-    let mut quantized: Option<Operand> = None;
+    let mut quantized: Option<LaunchOperand> = None;
     let mut at = 0;
     while let Some(&node) = nodes.get(at) {
         if let Some((launch, count)) = fusion.scaled_norm(at) {
@@ -77,7 +77,11 @@ pub fn launch_list(
 }
 
 /// Forgets quantized columns that one of `nodes` may have overwritten.
-fn forget_written(quantized: &mut Option<Operand>, nodes: &[Node<'_>], memory: WeightMemory<'_>) {
+fn forget_written(
+    quantized: &mut Option<LaunchOperand>,
+    nodes: &[Node<'_>],
+    memory: WeightMemory<'_>,
+) {
     let Some(OperandSource::Tensor(columns)) = quantized.map(|operand| operand.which) else {
         return;
     };
@@ -106,16 +110,16 @@ fn are_apart(memory: WeightMemory<'_>, a: TensorId, b: TensorId, same: bool) -> 
     }
 }
 
-struct Fusion<'a> {
+struct LaunchFusion<'a> {
     nodes: &'a [Node<'a>],
     readers: Readers,
     memory: WeightMemory<'a>,
 }
 
-impl Fusion<'_> {
+impl LaunchFusion<'_> {
     /// Fuses a norm and its weights, and the addition before them, starting at node `at`. Returns
     /// the launch and the number of nodes.
-    fn scaled_norm(&self, at: usize) -> Option<(Launch, usize)> {
+    fn scaled_norm(&self, at: usize) -> Option<(PlannedLaunch, usize)> {
         let sum = self.nodes[at];
         let is_sum = matches!(sum.op(), Op::Add);
         let first = at + usize::from(is_sum);
@@ -140,8 +144,8 @@ impl Fusion<'_> {
             scaled.result().in_node(scaled),
             norm.operand(0).ok()?.in_node(norm),
             scaled.operand(1).ok()?.in_node(scaled),
-            Operand::missing(),
-            Operand::missing(),
+            LaunchOperand::missing(),
+            LaunchOperand::missing(),
         ];
         if is_sum {
             let terms = [sum.source(0)?, sum.source(1)?];
@@ -161,7 +165,7 @@ impl Fusion<'_> {
         ops::floats(&operands).ok()?;
         let groups = operands[0].rows().min(MAX_GROUPS);
         let threads = norm_threads(operands[0].shape[0]);
-        let launch = Launch::new("norm", "scaled_norm", operands, groups).ok()?;
+        let launch = PlannedLaunch::new("norm", "scaled_norm", operands, groups).ok()?;
         let launch = launch.floats([*eps]).threads(threads);
         Some((launch, first + 2 - at))
     }

@@ -1,11 +1,11 @@
 //! An opened card: context, modules, transfers, errors.
 
 use crate::driver::{
-    Address, CardInfo, Context, Driver, DriverError, DriverErrorKind, DriverResult, EventHandle,
-    FunctionHandle, ModuleHandle, StreamHandle,
+    Address, CardInfo, Driver, DriverContext, DriverError, DriverErrorKind, DriverResult,
+    EventHandle, FunctionHandle, ModuleHandle, StreamHandle,
 };
 use crate::modules::Module;
-use crate::plan::{Card, Launch};
+use crate::plan::{Card, PlannedLaunch};
 use crate::tables::tables;
 use samite_core::{Error, Result};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ pub struct Gpu {
     driver: Arc<dyn Driver>,
     index: usize,
     pub info: CardInfo,
-    opened: OnceLock<Result<Arc<Opened>>>,
+    opened: OnceLock<Result<Arc<OpenedCard>>>,
 }
 
 impl Gpu {
@@ -53,11 +53,11 @@ impl Gpu {
     ///
     /// # Errors
     /// If it cannot be opened. The reason stays the same as long as the process runs.
-    pub fn open(&self) -> Result<&Arc<Opened>> {
+    pub fn open(&self) -> Result<&Arc<OpenedCard>> {
         let opened = self.opened.get_or_init(|| {
             let context = self.driver.open(self.index);
             let context = context.map_err(|error| Error::device(&self.name, error.message))?;
-            Ok(Arc::new(Opened::new(&self.name, context)?))
+            Ok(Arc::new(OpenedCard::new(&self.name, context)?))
         });
         opened.as_ref().map_err(Clone::clone)
     }
@@ -65,9 +65,9 @@ impl Gpu {
 
 /// An opened card.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedCard {
     device: Box<str>,
-    pub context: Arc<dyn Context>,
+    pub context: Arc<dyn DriverContext>,
     /// Stream of reads and writes that belong to no queue.
     transfers: StreamHandle,
     lost: AtomicBool,
@@ -82,10 +82,10 @@ struct Kernels {
     functions: BTreeMap<(&'static str, String), (FunctionHandle, usize)>,
 }
 
-impl Opened {
-    fn new(device: &str, context: Arc<dyn Context>) -> Result<Self> {
+impl OpenedCard {
+    fn new(device: &str, context: Arc<dyn DriverContext>) -> Result<Self> {
         let transfers = context.create_stream();
-        Ok(Opened {
+        Ok(OpenedCard {
             device: device.into(),
             transfers: transfers.map_err(|error| Error::device(device, error.message))?,
             context,
@@ -205,7 +205,7 @@ impl Opened {
     ///
     /// # Errors
     /// If the driver rejects the module.
-    pub fn function(&self, launch: &Launch) -> Result<FunctionHandle> {
+    pub fn function(&self, launch: &PlannedLaunch) -> Result<FunctionHandle> {
         self.check_alive()?;
         let mut kernels = self.kernels();
         let Module { name, .. } = launch.module;
@@ -249,7 +249,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for OpenedCard {
     fn drop(&mut self) {
         if self.is_lost() {
             return;
@@ -264,12 +264,12 @@ impl Drop for Opened {
 /// A stream of the driver. Waits for its work before it goes.
 #[derive(Debug)]
 pub struct DriverStream {
-    pub opened: Arc<Opened>,
+    pub opened: Arc<OpenedCard>,
     pub handle: StreamHandle,
 }
 
 impl DriverStream {
-    pub fn new(opened: &Arc<Opened>) -> Result<Arc<Self>> {
+    pub fn new(opened: &Arc<OpenedCard>) -> Result<Arc<Self>> {
         opened.check_alive()?;
         let handle = opened.check(opened.context.create_stream())?;
         Ok(Arc::new(DriverStream {
@@ -300,12 +300,12 @@ impl Drop for DriverStream {
 /// An event of the driver.
 #[derive(Debug)]
 pub struct DriverEvent {
-    pub opened: Arc<Opened>,
+    pub opened: Arc<OpenedCard>,
     pub handle: EventHandle,
 }
 
 impl DriverEvent {
-    pub fn new(opened: &Arc<Opened>) -> Result<Self> {
+    pub fn new(opened: &Arc<OpenedCard>) -> Result<Self> {
         opened.check_alive()?;
         let handle = opened.check(opened.context.create_event())?;
         Ok(DriverEvent {

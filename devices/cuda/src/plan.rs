@@ -41,7 +41,7 @@ pub enum OperandSource {
 
 /// An operand: a window into a tensor.
 #[derive(Clone, Copy, Debug)]
-pub struct Operand {
+pub struct LaunchOperand {
     pub which: OperandSource,
     pub dtype: DType,
     pub shape: [usize; DIMS],
@@ -53,9 +53,9 @@ pub struct Operand {
     pub is_packed: bool,
 }
 
-impl Operand {
+impl LaunchOperand {
     pub fn new(which: OperandSource, layout: &Layout) -> Self {
-        Operand {
+        LaunchOperand {
             which,
             dtype: layout.dtype(),
             shape: layout.shape(),
@@ -67,7 +67,7 @@ impl Operand {
 
     /// Returns the operand for an optional source that is absent.
     pub fn missing() -> Self {
-        Operand {
+        LaunchOperand {
             which: OperandSource::Missing,
             dtype: DType::F32,
             shape: [0; DIMS],
@@ -79,7 +79,7 @@ impl Operand {
 
     /// Returns `count` elements of scratch memory from byte `first` on. Elements have four bytes.
     pub fn workspace(dtype: DType, first: usize, count: usize) -> Self {
-        Operand {
+        LaunchOperand {
             which: OperandSource::Workspace,
             dtype,
             shape: [count, 1, 1, 1],
@@ -90,7 +90,7 @@ impl Operand {
     }
 
     /// Returns whether the operands are the same window into the same tensor.
-    pub fn is_same(&self, other: &Operand) -> bool {
+    pub fn is_same(&self, other: &LaunchOperand) -> bool {
         (self.which, self.dtype, self.first) == (other.which, other.dtype, other.first)
             && (self.shape, self.strides) == (other.shape, other.strides)
     }
@@ -107,7 +107,7 @@ impl Operand {
 
     /// Returns `bytes` bytes of scratch memory from byte `first` on.
     pub fn scratch_bytes(first: usize, bytes: usize) -> Self {
-        Operand::workspace(DType::F32, first, bytes.div_ceil(4))
+        LaunchOperand::workspace(DType::F32, first, bytes.div_ceil(4))
     }
 
     /// Returns the operand with an explicit tensor, for a launch of several nodes.
@@ -162,12 +162,12 @@ impl Operand {
 
 /// One launch of a kernel.
 #[derive(Clone, Debug)]
-pub struct Launch {
+pub struct PlannedLaunch {
     /// Module and function.
     pub module: &'static modules::Module,
     pub function: Cow<'static, str>,
     /// Operands in the order of the kernel's parameters, the result first.
-    pub operands: Vec<Operand>,
+    pub operands: Vec<LaunchOperand>,
     pub ints: [u32; 12],
     pub floats: [f32; 16],
     /// Number of groups.
@@ -180,7 +180,7 @@ pub struct Launch {
     pub can_fail: bool,
 }
 
-impl Launch {
+impl PlannedLaunch {
     /// Creates a launch of `function` in module `module` over `operands`, with 256 threads per
     /// group.
     ///
@@ -189,10 +189,10 @@ impl Launch {
     pub fn new(
         module: &str,
         function: impl Into<Cow<'static, str>>,
-        operands: Vec<Operand>,
+        operands: Vec<LaunchOperand>,
         groups: usize,
     ) -> Result<Self, Unsupported> {
-        Ok(Launch {
+        Ok(PlannedLaunch {
             module: modules::find(module).ok_or_else(|| format!("there is no module {module}"))?,
             function: function.into(),
             operands,
@@ -259,7 +259,7 @@ pub struct TensorParameters {
 /// Parameters of a launch, by value. `kernels/prelude.h` has the same structure.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct Parameters {
+pub struct KernelParameters {
     pub tensors: [TensorParameters; MAX_OPERANDS],
     pub ints: [u32; 12],
     pub floats: [f32; 16],
@@ -269,34 +269,34 @@ pub struct Parameters {
 }
 
 /// Operands of a node, for the operation table.
-pub trait Operands {
+pub trait LaunchOperands {
     /// Returns the result.
-    fn result(&self) -> Operand;
+    fn result(&self) -> LaunchOperand;
     /// Returns source `index`.
     ///
     /// # Errors
     /// Returns the reason if it is missing.
-    fn operand(&self, index: usize) -> Result<Operand, Unsupported>;
-    /// Returns source `index`, or a [missing](Operand::missing) operand.
-    fn optional(&self, index: usize) -> Operand;
+    fn operand(&self, index: usize) -> Result<LaunchOperand, Unsupported>;
+    /// Returns source `index`, or a [missing](LaunchOperand::missing) operand.
+    fn optional(&self, index: usize) -> LaunchOperand;
 }
 
-impl Operands for Node<'_> {
-    fn result(&self) -> Operand {
-        Operand::new(OperandSource::Result, self.layout())
+impl LaunchOperands for Node<'_> {
+    fn result(&self) -> LaunchOperand {
+        LaunchOperand::new(OperandSource::Result, self.layout())
     }
 
-    fn operand(&self, index: usize) -> Result<Operand, Unsupported> {
+    fn operand(&self, index: usize) -> Result<LaunchOperand, Unsupported> {
         let layout = self
             .source_layout(index)
             .ok_or_else(|| format!("source {index} is missing"))?;
-        Ok(Operand::new(OperandSource::Source(index), layout))
+        Ok(LaunchOperand::new(OperandSource::Source(index), layout))
     }
 
-    fn optional(&self, index: usize) -> Operand {
+    fn optional(&self, index: usize) -> LaunchOperand {
         self.source_layout(index)
-            .map_or_else(Operand::missing, |layout| {
-                Operand::new(OperandSource::Source(index), layout)
+            .map_or_else(LaunchOperand::missing, |layout| {
+                LaunchOperand::new(OperandSource::Source(index), layout)
             })
     }
 }

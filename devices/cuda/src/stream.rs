@@ -6,9 +6,11 @@ use crate::driver::{Address, GraphHandle, KernelLaunch};
 use crate::event::CudaEvent;
 use crate::failures::{Failures, Fallible};
 use crate::fuse::{NodeLaunch, launch_list};
-use crate::gpu::{DriverEvent, DriverStream, Opened};
+use crate::gpu::{DriverEvent, DriverStream, OpenedCard};
 use crate::packed::packed_rows;
-use crate::plan::{Launch, Operand, OperandSource, Parameters, TensorParameters};
+use crate::plan::{
+    KernelParameters, LaunchOperand, OperandSource, PlannedLaunch, TensorParameters,
+};
 use bytemuck::Zeroable;
 use samite_core::environment::Instant;
 use samite_core::{
@@ -35,7 +37,7 @@ struct BoundLaunch {
 /// Work that is bound to addresses.
 struct PreparedLaunches {
     device: Arc<CudaDevice>,
-    opened: Arc<Opened>,
+    opened: Arc<OpenedCard>,
     launches: Vec<BoundLaunch>,
     fallible: Arc<Fallible>,
     failures: Arc<Failures>,
@@ -76,7 +78,7 @@ impl Prepared for PreparedLaunches {
 /// A queue of work.
 pub struct CudaStream {
     device: Arc<CudaDevice>,
-    opened: Arc<Opened>,
+    opened: Arc<OpenedCard>,
     stream: Arc<DriverStream>,
     failures: Arc<Failures>,
     /// Ends of the two pieces that were queued last.
@@ -100,7 +102,7 @@ impl CudaStream {
         &self,
         work: &PlacedGraph<'_>,
         node: Node<'_>,
-        operand: &Operand,
+        operand: &LaunchOperand,
         buffers: &mut Vec<Arc<dyn Buffer>>,
     ) -> Result<Address> {
         let id = match operand.which {
@@ -155,7 +157,7 @@ impl CudaStream {
     fn scratch(
         &self,
         work: &PlacedGraph<'_>,
-        operand: &Operand,
+        operand: &LaunchOperand,
         buffers: &mut Vec<Arc<dyn Buffer>>,
     ) -> Result<Address> {
         let missing = || Error::invalid("the workspace is missing or too small");
@@ -178,14 +180,14 @@ impl CudaStream {
         &self,
         work: &PlacedGraph<'_>,
         node: Node<'_>,
-        (launch, number): (&Launch, u32),
+        (launch, number): (&PlannedLaunch, u32),
         buffers: &mut Vec<Arc<dyn Buffer>>,
     ) -> Result<KernelLaunch> {
-        let mut values = Parameters {
+        let mut values = KernelParameters {
             ints: launch.ints,
             floats: launch.floats,
             node: number,
-            ..Parameters::zeroed()
+            ..KernelParameters::zeroed()
         };
         let mut arguments = Vec::new();
         for (operand, tensor) in launch.operands.iter().zip(&mut values.tensors) {

@@ -15,12 +15,11 @@
 
 mod before_attention;
 
-use crate::buffer::BUFFER_UNIT;
+use crate::buffer::{BUFFER_UNIT, WgpuBuffer};
 use crate::ops::{self, OperandFacts, attention, elementwise, matmul, reductions};
-use crate::packed;
 use crate::plan::{Capacity, Launch, OperandSource, Operands, UnsupportedLaunch};
 use samite_core::{Graph, Layout, Node, Op, Readers, TensorId, TensorRef};
-use samite_quant::is_packable;
+use samite_quant::{PackedBuffer, is_packable};
 use std::cell::RefCell;
 
 /// A launch, and the node to which it is attributed.
@@ -54,7 +53,7 @@ enum Fact {
 impl Memory<'_> {
     /// Returns whether a fact is true. Without locations, tensors count as aligned and apart.
     fn has(self, fact: Fact, graph: &Graph) -> bool {
-        let is_packed = |place: &TensorRef| place.buffer.as_any().is::<packed::PackedBuffer>();
+        let is_packed = |place: &TensorRef| place.buffer.as_any().is::<PackedBuffer<WgpuBuffer>>();
         let places = match (self, fact) {
             (Memory::Places(places), _) => places,
             (Memory::Stored, Fact::Packed(id)) => {

@@ -3,15 +3,13 @@
 use crate::buffer::{WgpuBuffer, WgpuBufferType};
 use crate::gpu::Gpu;
 use samite_core::{BufferType, Result, TensorRef, Usage};
-use samite_quant::{PackableMemory, PackedMemory};
+use samite_quant::{PackableMemory, PackedBuffer, PackedMemory};
 use std::sync::Arc;
-
-/// A buffer of packed tensors.
-pub type PackedBuffer = samite_quant::PackedBuffer<WgpuBuffer>;
 
 /// Returns the packed rows of `tensor` if it is packed and `gpu` owns it.
 pub fn packed_rows<'a>(tensor: &'a TensorRef, gpu: &Arc<Gpu>) -> Option<&'a WgpuBuffer> {
-    let buffer = tensor.buffer.as_any().downcast_ref::<PackedBuffer>()?;
+    let buffer = tensor.buffer.as_any();
+    let buffer = buffer.downcast_ref::<PackedBuffer<WgpuBuffer>>()?;
     buffer.rows().is_of(gpu).then_some(buffer.rows())
 }
 

@@ -593,7 +593,7 @@ mod tests {
         };
         assert_eq!(warning("CPU,blas,ggml:vulkan,Vulkan", &["vulkan"]), None);
         let none = warning("nope,nope", &[]).unwrap();
-        let begins = "no backend is called 'nope', so none of that name was disabled; there are: blas, cpu, ggml, reference, remote, rpc";
+        let begins = "no backend is called 'nope', so none of that name was disabled; there are: blas, cpu, cuda, cuda-emu, ggml, reference, remote, rpc";
         assert!(none.starts_with(begins), "{none}");
         assert!(none.ends_with(", and no plugins of ggml"), "{none}");
         let two = warning("ggml:reference,nope,cpu", &["cuda", "vulkan"]).unwrap();

@@ -7,12 +7,12 @@ pub(crate) use compare::compare;
 use super::float::{
     add_odd, flush, half_bits, half_value, max_f32, max_f64, min_f32, min_f64, saturate,
 };
-use super::registers::{LANES, Lane, Registers};
+use super::registers::{LANES, LaneWord, Registers};
 use super::support::is_half;
 use crate::ptx::instruction::{Binary, Count, PermuteMode, Register, Ternary, Type, Unary, flag};
 
 #[inline(always)]
-fn map1<T: Lane>(r: &mut Registers, mask: u32, d: Register, a: Register, f: impl Fn(T) -> T) {
+fn map1<T: LaneWord>(r: &mut Registers, mask: u32, d: Register, a: Register, f: impl Fn(T) -> T) {
     let x = T::get(r, a);
     let mut out = [T::Word::default(); LANES];
     for i in 0..LANES {
@@ -22,7 +22,7 @@ fn map1<T: Lane>(r: &mut Registers, mask: u32, d: Register, a: Register, f: impl
 }
 
 #[inline(always)]
-fn map2<T: Lane>(
+fn map2<T: LaneWord>(
     r: &mut Registers,
     mask: u32,
     d: Register,
@@ -39,7 +39,7 @@ fn map2<T: Lane>(
 
 /// Like [`map2`], with a second operand of 32 bits.
 #[inline(always)]
-fn map_shift<T: Lane>(
+fn map_shift<T: LaneWord>(
     r: &mut Registers,
     mask: u32,
     d: Register,
@@ -55,7 +55,7 @@ fn map_shift<T: Lane>(
 }
 
 #[inline(always)]
-fn map3<T: Lane>(
+fn map3<T: LaneWord>(
     r: &mut Registers,
     mask: u32,
     d: Register,

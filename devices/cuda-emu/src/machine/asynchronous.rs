@@ -3,18 +3,18 @@
 //! A `cp.async` reads its source at once, and marks its target, which may not be accessed before
 //! the wait. The data land at the wait.
 
-use super::Machine;
+use super::Interpreter;
 use super::barrier::join;
-use super::block::{Block, PENDING};
-use super::fault::{Access, FaultKind, Outcome, Space, Trouble};
+use super::block::{BlockState, PENDING};
+use super::fault::{AccessKind, FaultKind, MachineResult, Space, Trouble};
 use super::memory_access::{
-    Data, Request, SHARED_WINDOW, addresses, agent, bounds, check_alignment, range_of, split,
+    AccessRequest, Data, SHARED_WINDOW, addresses, agent, bounds, check_alignment, range_of, split,
     to_bytes,
 };
-use super::race::{Clock, Touch};
-use super::registers::{LANES, Lanes, lanes};
+use super::race::{Touch, VectorClock};
+use super::registers::{LANES, LaneValues, lanes};
 use super::warp::Warp;
-use crate::ptx::instruction::{Address, BulkCopy, MbarrierOp, NO_REGISTER, Ordering, Register};
+use crate::ptx::instruction::{BulkCopy, MbarrierOp, NO_REGISTER, Ordering, PtxAddress, Register};
 
 /// A copy that has not landed.
 struct PendingCopy {
@@ -30,7 +30,7 @@ struct PendingCopy {
 pub(crate) struct Copies {
     pending: Vec<PendingCopy>,
     /// Number of groups that each lane has committed.
-    groups: Lanes,
+    groups: LaneValues,
 }
 
 impl Copies {
@@ -53,9 +53,9 @@ pub(crate) struct Mbarrier {
     pending: i64,
     bytes: i64,
     phase: u64,
-    clock: Clock,
+    clock: VectorClock,
     /// Clock of the phase that completed last.
-    published: Clock,
+    published: VectorClock,
 }
 
 impl Mbarrier {
@@ -75,7 +75,7 @@ pub(crate) struct MbarrierAction {
     pub(crate) op: MbarrierOp,
     pub(crate) space: Space,
     pub(crate) d: Register,
-    pub(crate) address: Address,
+    pub(crate) address: PtxAddress,
     pub(crate) a: Register,
 }
 
@@ -84,28 +84,28 @@ fn no_barrier(lane: usize, address: u64) -> Box<Trouble> {
     Trouble::new(lane, FaultKind::Unsupported(reason))
 }
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     /// Starts copies from global to shared memory.
     pub(crate) fn copy_async(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         mask: u32,
         pc: u32,
-        (bytes, to, from, size): (usize, Address, Address, Register),
-    ) -> Outcome {
+        (bytes, to, from, size): (usize, PtxAddress, PtxAddress, Register),
+    ) -> MachineResult {
         let to = addresses(warp, to);
         let mut from = addresses(warp, from);
         let sizes = match size {
             NO_REGISTER => [bytes as u32; LANES],
             size => *warp.registers.get32(size),
         };
-        check_alignment(mask, &to, bytes, Space::Shared, Access::Write)?;
+        check_alignment(mask, &to, bytes, Space::Shared, AccessKind::Write)?;
         let reads = lanes(mask)
             .filter(|&l| sizes[l] != 0)
             .fold(0, |all, l| all | 1 << l);
         let mut data: Data = [[0; 4]; LANES];
-        let request = Request {
+        let request = AccessRequest {
             space: Space::Global,
             bytes,
             ordering: Ordering::Weak,
@@ -119,7 +119,7 @@ impl Machine<'_> {
             // Bytes beyond the source's size are zero.
             source[(sizes[lane] as usize).min(16)..].fill(0);
             let agent = agent(block, warp, pc);
-            let of = (Touch::Write, Access::Write, lane);
+            let of = (Touch::Write, AccessKind::Write, lane);
             let releases = &self.global.releases;
             let range = block
                 .shared
@@ -140,13 +140,13 @@ impl Machine<'_> {
     /// Lands the copies of all but the last `pending` groups of each lane.
     pub(crate) fn wait_copies(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         mask: u32,
         pc: u32,
         pending: u32,
         includes_open: bool,
-    ) -> Outcome {
+    ) -> MachineResult {
         let copies = std::mem::take(&mut warp.copies.pending);
         for copy in copies {
             let committed = warp.copies.groups[copy.lane];
@@ -157,7 +157,7 @@ impl Machine<'_> {
             }
             let agent = agent(block, warp, pc);
             block.shared.write(copy.to, &copy.data[..copy.bytes]);
-            let of = (Touch::Write, Access::Write, copy.lane);
+            let of = (Touch::Write, AccessKind::Write, copy.lane);
             let releases = &self.global.releases;
             block
                 .shared
@@ -169,11 +169,11 @@ impl Machine<'_> {
     /// Executes an instruction of an mbarrier. Returns false if a wait failed in all lanes.
     pub(crate) fn mbarrier(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         mask: u32,
         action: MbarrierAction,
-    ) -> Outcome<bool> {
+    ) -> MachineResult<bool> {
         let MbarrierAction {
             op,
             space,
@@ -188,7 +188,7 @@ impl Machine<'_> {
             let reason = format!("an mbarrier in {space} memory");
             return Err(Trouble::new(lane, FaultKind::Unsupported(reason)));
         }
-        check_alignment(mask, &at, 8, Space::Shared, Access::Atomic)?;
+        check_alignment(mask, &at, 8, Space::Shared, AccessKind::Atomic)?;
         let mut states = [0; LANES];
         let mut passed = 0;
         for lane in lanes(mask) {
@@ -200,7 +200,7 @@ impl Machine<'_> {
             let value = operand(warp);
             if op == MbarrierOp::Init {
                 let range = range_of(block.shared.data.len(), at[lane], 8)
-                    .ok_or_else(|| bounds(lane, Space::Shared, Access::Write, at[lane], 8))?;
+                    .ok_or_else(|| bounds(lane, Space::Shared, AccessKind::Write, at[lane], 8))?;
                 // Its bytes are opaque.
                 block.shared.state[range].fill(0);
                 let barrier = Mbarrier {
@@ -265,12 +265,12 @@ impl Machine<'_> {
     /// Lets an mbarrier count a lane's arrival once its copies land. They land at once.
     pub(crate) fn signal_copies(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         mask: u32,
         pc: u32,
-        (barrier, is_counted): (Address, bool),
-    ) -> Outcome {
+        (barrier, is_counted): (PtxAddress, bool),
+    ) -> MachineResult {
         self.wait_copies(block, warp, mask, pc, 0, true)?;
         let at = addresses(warp, barrier);
         for lane in lanes(mask) {
@@ -291,12 +291,12 @@ impl Machine<'_> {
     /// Copies a block of bytes. It lands at once, but its target may only be read after the wait.
     pub(crate) fn bulk(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         mask: u32,
         pc: u32,
         copy: &BulkCopy,
-    ) -> Outcome {
+    ) -> MachineResult {
         let (to, from, bytes) = match *copy {
             BulkCopy::Load {
                 to, from, bytes, ..
@@ -311,7 +311,7 @@ impl Machine<'_> {
             let (to, from, bytes) = (to[lane], from[lane], bytes[lane] as usize);
             for (address, space) in [(to, Space::Global), (from, Space::Global)] {
                 if address % 16 != 0 || bytes % 16 != 0 {
-                    let access = Access::Write;
+                    let access = AccessKind::Write;
                     let kind = FaultKind::Misaligned {
                         space,
                         access,
@@ -323,13 +323,13 @@ impl Machine<'_> {
             }
             let agent = agent(block, warp, pc);
             if let BulkCopy::Load { barrier, .. } = *copy {
-                let read = (Touch::Read, Access::Read, lane);
+                let read = (Touch::Read, AccessKind::Read, lane);
                 self.global.range(from, bytes, &agent, read)?;
                 let to = to.checked_sub(SHARED_WINDOW).unwrap_or(to);
-                let of = (Touch::Write, Access::Write, lane);
+                let of = (Touch::Write, AccessKind::Write, lane);
                 let releases = &self.global.releases;
                 let range = block.shared.check_range(to, bytes, &agent, of, releases)?;
-                let fault = || bounds(lane, Space::Global, Access::Read, from, bytes);
+                let fault = || bounds(lane, Space::Global, AccessKind::Read, from, bytes);
                 let data = self.global.memory.slice(from, bytes).map_err(|_| fault())?;
                 block.shared.write(range.start, data);
                 let at = addresses(warp, barrier)[lane];
@@ -341,13 +341,13 @@ impl Machine<'_> {
                 barrier.bytes -= bytes as i64;
                 barrier.advance();
             } else {
-                let of = (Touch::Read, Access::Read, lane);
+                let of = (Touch::Read, AccessKind::Read, lane);
                 let releases = &self.global.releases;
                 let range = block
                     .shared
                     .check_range(from, bytes, &agent, of, releases)?;
                 self.global
-                    .range(to, bytes, &agent, (Touch::Write, Access::Write, lane))?;
+                    .range(to, bytes, &agent, (Touch::Write, AccessKind::Write, lane))?;
                 let data = &block.shared.data[range];
                 let kind = FaultKind::ReadOnly { address: to };
                 self.global

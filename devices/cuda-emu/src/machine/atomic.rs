@@ -1,15 +1,15 @@
 //! Atomic accesses.
 
-use super::Machine;
-use super::block::Block;
-use super::fault::{Access, FaultKind, Outcome, Space, Trouble};
+use super::Interpreter;
+use super::block::BlockState;
+use super::fault::{AccessKind, FaultKind, MachineResult, Space, Trouble};
 use super::float::{add_odd, half_bits, half_value};
-use super::memory_access::{Request, addresses, agent, check_alignment, split};
+use super::memory_access::{AccessRequest, addresses, agent, check_alignment, split};
 use super::race::Touch;
 use super::registers::{LANES, lanes};
 use super::support::is_half;
 use super::warp::Warp;
-use crate::ptx::instruction::{Address, AtomicOp, Class, NO_REGISTER, Register, Type};
+use crate::ptx::instruction::{AtomicOp, Class, NO_REGISTER, PtxAddress, Register, Type};
 
 /// Returns the new value of an atomic operation.
 fn update(op: AtomicOp, ty: Type, old: u64, b: u64, c: u64) -> u64 {
@@ -58,21 +58,21 @@ pub(crate) struct Atomic {
     pub(crate) op: AtomicOp,
     pub(crate) ty: Type,
     pub(crate) d: Register,
-    pub(crate) address: Address,
+    pub(crate) address: PtxAddress,
     pub(crate) b: Register,
     pub(crate) c: Register,
 }
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     /// Executes an atomic access, lane by lane, in an order that depends on the seed.
     pub(crate) fn atomic(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         mask: u32,
-        request: Request,
+        request: AccessRequest,
         atomic: Atomic,
-    ) -> Outcome {
+    ) -> MachineResult {
         let Atomic {
             op,
             ty,
@@ -97,9 +97,9 @@ impl Machine<'_> {
         );
         let mut old = [0u64; LANES];
         for (space, mask) in split(request.space, mask, &mut at) {
-            check_alignment(mask, &at, bytes, space, Access::Atomic)?;
+            check_alignment(mask, &at, bytes, space, AccessKind::Atomic)?;
             let agent = agent(block, warp, request.pc);
-            let touch = (Touch::Update, Access::Atomic);
+            let touch = (Touch::Update, AccessKind::Atomic);
             for step in lanes(mask).collect::<Vec<_>>() {
                 // Lanes have no order: rotate and reverse it.
                 let lane = self.lane_order(mask, step);
@@ -148,7 +148,7 @@ impl Machine<'_> {
     /// Publishes what precedes the warp's last fence, and acquires what others published.
     pub(crate) fn synchronize(
         &mut self,
-        block: &Block,
+        block: &BlockState,
         warp: &mut Warp,
         releases: bool,
         acquires: bool,

@@ -1,8 +1,8 @@
 //! Barriers of a block.
 
-use super::block::{Barrier, Block, Verdict};
-use super::fault::{FaultKind, Outcome, Trouble};
-use super::race::Clock;
+use super::block::{Barrier, BlockState, Verdict};
+use super::fault::{FaultKind, MachineResult, Trouble};
+use super::race::VectorClock;
 use super::registers::{LANES, lanes};
 use super::warp::{Warp, WarpState};
 use crate::ptx::instruction::{BarrierMode, NO_REGISTER};
@@ -21,15 +21,15 @@ pub(crate) struct Arrival {
 }
 
 /// Raises `clock` to what `other` knows.
-pub(crate) fn join(clock: &mut Clock, other: &Clock) {
+pub(crate) fn join(clock: &mut VectorClock, other: &VectorClock) {
     for i in 0..LANES {
         clock[i] = clock[i].max(other[i]);
     }
 }
 
-impl Block {
+impl BlockState {
     /// Notes that a warp arrived, and wakes all that wait if it was the last.
-    pub(crate) fn arrive(&mut self, warp: &mut Warp, arrival: Arrival) -> Outcome {
+    pub(crate) fn arrive(&mut self, warp: &mut Warp, arrival: Arrival) -> MachineResult {
         let lane = arrival.mask.trailing_zeros() as usize % LANES;
         let fault = |reason: String| Trouble::new(lane, FaultKind::BadBarrier(reason));
         let Some(barrier) = self.barriers.get_mut(arrival.id as usize) else {

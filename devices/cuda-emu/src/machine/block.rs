@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::asynchronous::Mbarrier;
-use super::fault::{Access, FaultKind, Outcome, Space, Trouble};
+use super::fault::{AccessKind, FaultKind, MachineResult, Space, Trouble};
 use super::memory_access::{SHARED_WINDOW, bounds, race, range_of};
-use super::race::{Agent, Clock, Releases, Shadow, Touch};
+use super::race::{Agent, Releases, Shadow, Touch, VectorClock};
 use super::registers::{LANES, Wide, lanes};
 use super::warp::Warp;
 
@@ -51,9 +51,9 @@ impl SharedMemory {
         address: u64,
         bytes: usize,
         agent: &Agent<'_>,
-        (touch, access, lane): (Touch, Access, usize),
+        (touch, access, lane): (Touch, AccessKind, usize),
         releases: &Releases,
-    ) -> Outcome<std::ops::Range<usize>> {
+    ) -> MachineResult<std::ops::Range<usize>> {
         let Some(range) = range_of(self.data.len(), address, bytes) else {
             return Err(bounds(lane, Space::Shared, access, address, bytes));
         };
@@ -62,7 +62,7 @@ impl SharedMemory {
         if !is_written && state.contains(&PENDING) {
             return Err(Trouble::new(lane, FaultKind::PendingCopy { address }));
         }
-        if !is_written && access != Access::Write && state.contains(&UNWRITTEN) {
+        if !is_written && access != AccessKind::Write && state.contains(&UNWRITTEN) {
             return Err(Trouble::new(
                 lane,
                 FaultKind::Uninitialized { address, bytes },
@@ -86,9 +86,9 @@ impl SharedMemory {
         at: &Wide,
         bytes: usize,
         agent: &Agent<'_>,
-        (touch, access): (Touch, Access),
+        (touch, access): (Touch, AccessKind),
         releases: &Releases,
-    ) -> Outcome {
+    ) -> MachineResult {
         let mut last = None;
         for lane in lanes(mask) {
             // Lanes often read the same bytes.
@@ -114,7 +114,7 @@ pub(crate) struct Barrier {
     pub(crate) trues: u32,
     /// Number of threads that voted.
     pub(crate) votes: u32,
-    pub(crate) clock: Clock,
+    pub(crate) clock: VectorClock,
     /// Last release that a warp has acquired.
     pub(crate) acquired: u32,
 }
@@ -129,7 +129,7 @@ pub(crate) struct Verdict {
 
 /// A block that runs.
 #[derive(Default)]
-pub(crate) struct Block {
+pub(crate) struct BlockState {
     /// Number of the block, from 1.
     pub(crate) number: u32,
     pub(crate) index: [u32; 3],

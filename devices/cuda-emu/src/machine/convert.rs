@@ -6,7 +6,7 @@ use crate::ptx::instruction::{Class, Register, Rounding, Type, flag};
 
 /// A conversion, without its registers.
 #[derive(Clone, Copy)]
-pub(crate) struct Conversion {
+pub(crate) struct NumberConversion {
     pub(crate) to: Type,
     pub(crate) from: Type,
     pub(crate) rounding: Rounding,
@@ -22,7 +22,7 @@ enum Value {
 }
 
 /// Converts the lanes of a register.
-pub(crate) fn convert(r: &mut Registers, mask: u32, c: Conversion, d: Register, a: Register) {
+pub(crate) fn convert(r: &mut Registers, mask: u32, c: NumberConversion, d: Register, a: Register) {
     if convert_fast(r, mask, c, d, a) {
         return;
     }
@@ -42,7 +42,13 @@ pub(crate) fn convert(r: &mut Registers, mask: u32, c: Conversion, d: Register, 
 }
 
 /// Does the most frequent conversions in loops that vectorize.
-fn convert_fast(r: &mut Registers, mask: u32, c: Conversion, d: Register, a: Register) -> bool {
+fn convert_fast(
+    r: &mut Registers,
+    mask: u32,
+    c: NumberConversion,
+    d: Register,
+    a: Register,
+) -> bool {
     if c.flags != 0 || c.to_integral {
         return false;
     }
@@ -99,7 +105,7 @@ fn convert_fast(r: &mut Registers, mask: u32, c: Conversion, d: Register, a: Reg
     true
 }
 
-fn value_of(bits: u64, c: Conversion) -> Value {
+fn value_of(bits: u64, c: NumberConversion) -> Value {
     match c.from {
         Type::U8 => Value::Integer(i128::from(bits as u8)),
         Type::S8 => Value::Integer(i128::from(bits as i8)),
@@ -138,7 +144,7 @@ fn range(ty: Type) -> (i128, i128) {
     }
 }
 
-fn convert_bits(bits: u64, c: Conversion) -> u64 {
+fn convert_bits(bits: u64, c: NumberConversion) -> u64 {
     let value = value_of(bits, c);
     if !c.to.is_float() {
         let (low, high) = range(c.to);

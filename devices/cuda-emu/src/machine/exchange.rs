@@ -1,7 +1,7 @@
 //! Exchanges between the lanes of a warp.
 
-use super::fault::{FaultKind, Outcome, Trouble};
-use super::registers::{LANES, Lanes, Registers, collect, lanes};
+use super::fault::{FaultKind, MachineResult, Trouble};
+use super::registers::{LANES, LaneValues, Registers, collect, lanes};
 use super::warp::Warp;
 use crate::ptx::instruction::{
     Action, AtomicOp, NO_REGISTER, Register, ShuffleMode, Type, VoteMode,
@@ -16,7 +16,7 @@ pub(crate) enum Members {
 }
 
 /// Returns the lanes of an exchange. All active lanes must give the same mask, which includes them.
-pub(crate) fn members(warp: &Warp, mask: u32, members: Register) -> Outcome<Members> {
+pub(crate) fn members(warp: &Warp, mask: u32, members: Register) -> MachineResult<Members> {
     let masks = warp.registers.get32(members);
     let first = mask.trailing_zeros() as usize % LANES;
     let named = masks[first];
@@ -64,7 +64,7 @@ fn shuffle(
     mask: u32,
     mode: ShuffleMode,
     [d, p, a, b, c]: [Register; 5],
-) -> Outcome {
+) -> MachineResult {
     let r = &warp.registers;
     let (values, b, c) = (r.get32(a), r.get32(b), r.get32(c));
     let mut out = [0; LANES];
@@ -112,7 +112,7 @@ fn matching(r: &mut Registers, mask: u32, (is_wide, all): (bool, bool), [d, p, a
             u64::from(r.get32(a)[lane])
         }
     };
-    let mut out: Lanes = [0; LANES];
+    let mut out: LaneValues = [0; LANES];
     for lane in lanes(mask) {
         out[lane] = mask & collect(|other| value(other) == value(lane));
     }
@@ -146,7 +146,7 @@ fn reduce(r: &mut Registers, mask: u32, (op, ty): (AtomicOp, Type), d: Register,
 }
 
 /// Executes an exchange whose members have arrived. Returns false for other instructions.
-pub(crate) fn exchange(warp: &mut Warp, mask: u32, action: &Action) -> Outcome<bool> {
+pub(crate) fn exchange(warp: &mut Warp, mask: u32, action: &Action) -> MachineResult<bool> {
     match *action {
         Action::Shuffle {
             mode,

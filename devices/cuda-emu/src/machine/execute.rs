@@ -5,16 +5,16 @@ mod bits;
 use super::asynchronous::MbarrierAction;
 use super::atomic::Atomic;
 use super::barrier::Arrival;
-use super::block::Block;
-use super::convert::{Conversion, convert, convert_pair};
+use super::block::BlockState;
+use super::convert::{NumberConversion, convert, convert_pair};
 use super::exchange::{Members, exchange, member_register, members};
-use super::fault::{Access, FaultKind, Outcome, Space, Trouble};
+use super::fault::{AccessKind, FaultKind, MachineResult, Space, Trouble};
 use super::memory_access::{
-    Data, Request, addresses, bounds, gather, range_of, space_of, spread, window,
+    AccessRequest, Data, addresses, bounds, gather, range_of, space_of, spread, window,
 };
 use super::registers::{LANES, Registers, collect, lanes};
 use super::warp::{Warp, WarpState};
-use super::{Machine, alu};
+use super::{Interpreter, alu};
 use crate::ptx::instruction::{
     Action, BarrierMode, Instruction, Logic, NO_REGISTER, NumberTest, Ordering, Register, Type,
 };
@@ -38,14 +38,14 @@ enum Flow {
     Stop(SliceEnd),
 }
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     /// Runs a warp for at most `quantum` instructions.
     pub(crate) fn run_slice(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         quantum: u32,
-    ) -> Outcome<SliceEnd> {
+    ) -> MachineResult<SliceEnd> {
         let code = self.code;
         for _ in 0..quantum {
             if warp.pc >= warp.next_pc {
@@ -82,11 +82,11 @@ impl Machine<'_> {
 
     fn execute(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         instruction: &Instruction,
         mask: u32,
-    ) -> Outcome<Flow> {
+    ) -> MachineResult<Flow> {
         let r = &mut warp.registers;
         let is_known = match instruction.action {
             Action::Binary {
@@ -138,7 +138,7 @@ impl Machine<'_> {
                 address,
             } => {
                 let bytes = ty.bytes() * usize::from(count);
-                let request = Request {
+                let request = AccessRequest {
                     space,
                     bytes,
                     ordering,
@@ -160,7 +160,7 @@ impl Machine<'_> {
                 address,
             } => {
                 let bytes = ty.bytes() * usize::from(count);
-                let request = Request {
+                let request = AccessRequest {
                     space,
                     bytes,
                     ordering,
@@ -185,7 +185,7 @@ impl Machine<'_> {
     }
 
     /// Returns how the warp goes on after an ordered access: other warps may run in between.
-    fn ordered(&mut self, block: &Block, warp: &mut Warp, ordering: Ordering) -> Flow {
+    fn ordered(&mut self, block: &BlockState, warp: &mut Warp, ordering: Ordering) -> Flow {
         if ordering.acquires() {
             self.synchronize(block, warp, false, true);
         }
@@ -198,11 +198,11 @@ impl Machine<'_> {
 
     fn execute_rare(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         action: &Action,
         mask: u32,
-    ) -> Outcome<Flow> {
+    ) -> MachineResult<Flow> {
         if let Some(register) = member_register(action) {
             return match members(warp, mask, register)? {
                 Members::Here(here) => {
@@ -284,11 +284,11 @@ impl Machine<'_> {
 
     fn execute_memory(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         action: &Action,
         mask: u32,
-    ) -> Outcome<Flow> {
+    ) -> MachineResult<Flow> {
         let pc = warp.pc;
         match *action {
             Action::LoadParameter {
@@ -302,7 +302,7 @@ impl Machine<'_> {
                 let range = range_of(self.parameters.len(), u64::from(offset), bytes);
                 let Some(range) = range else {
                     let at = u64::from(offset);
-                    return Err(bounds(0, Space::Param, Access::Read, at, bytes));
+                    return Err(bounds(0, Space::Param, AccessKind::Read, at, bytes));
                 };
                 let mut all = [0; 16];
                 all[..bytes].copy_from_slice(&self.parameters[range]);
@@ -328,7 +328,7 @@ impl Machine<'_> {
                 b,
                 c,
             } => {
-                let request = Request {
+                let request = AccessRequest {
                     space,
                     bytes: ty.bytes(),
                     ordering,
@@ -398,7 +398,12 @@ impl Machine<'_> {
     }
 
     /// Executes rare operations on registers.
-    fn execute_simple(&mut self, warp: &mut Warp, action: &Action, mask: u32) -> Outcome<Flow> {
+    fn execute_simple(
+        &mut self,
+        warp: &mut Warp,
+        action: &Action,
+        mask: u32,
+    ) -> MachineResult<Flow> {
         let r = &mut warp.registers;
         match *action {
             Action::Nop | Action::CommitBulk | Action::WaitBulk => {}
@@ -414,7 +419,7 @@ impl Machine<'_> {
                 convert(
                     r,
                     mask,
-                    Conversion {
+                    NumberConversion {
                         to,
                         from,
                         rounding,
@@ -516,7 +521,7 @@ impl Machine<'_> {
         (mode, is_aligned): (BarrierMode, bool),
         [id, count, register, p]: [Register; 4],
         negates: bool,
-    ) -> Outcome<Flow> {
+    ) -> MachineResult<Flow> {
         let missing = warp.live & !mask;
         let lane = mask.trailing_zeros() as usize % LANES;
         if missing != 0 {
@@ -585,7 +590,7 @@ fn compare(r: &mut Registers, mask: u32, action: &Action) -> bool {
 }
 
 /// Lets a group wait for lanes that have to take part in its instruction.
-fn wait_for(warp: &mut Warp, mask: u32, is_strict: bool, kind: FaultKind) -> Outcome<Flow> {
+fn wait_for(warp: &mut Warp, mask: u32, is_strict: bool, kind: FaultKind) -> MachineResult<Flow> {
     if warp.park(is_strict) {
         return Ok(Flow::Jumped);
     }

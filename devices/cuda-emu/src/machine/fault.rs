@@ -6,7 +6,7 @@ pub use crate::ptx::instruction::Space;
 
 /// Kind of a memory access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum AccessKind {
     /// Load.
     Read,
     /// Store.
@@ -15,7 +15,7 @@ pub enum Access {
     Atomic,
 }
 
-impl fmt::Display for Access {
+impl fmt::Display for AccessKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Read => "reads",
@@ -46,7 +46,7 @@ pub enum FaultKind {
         /// Space of the access.
         space: Space,
         /// Kind of the access.
-        access: Access,
+        access: AccessKind,
         /// First address.
         address: u64,
         /// Number of bytes.
@@ -57,7 +57,7 @@ pub enum FaultKind {
         /// Space of the access.
         space: Space,
         /// Kind of the access.
-        access: Access,
+        access: AccessKind,
         /// First address.
         address: u64,
         /// Number of bytes.
@@ -73,7 +73,7 @@ pub enum FaultKind {
         /// Space of the accesses.
         space: Space,
         /// Kind of the second access.
-        access: Access,
+        access: AccessKind,
         /// First address.
         address: u64,
         /// Line of the first access.
@@ -125,7 +125,7 @@ pub enum FaultKind {
 
 /// A fault, with its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct KernelFault {
     /// Name of the kernel.
     pub kernel: String,
     /// Line of the PTX text, or 0.
@@ -237,7 +237,7 @@ impl fmt::Display for FaultKind {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for KernelFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             kernel,
@@ -258,7 +258,7 @@ impl fmt::Display for Fault {
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for KernelFault {}
 
 /// A fault before its place is known: the lane and the reason.
 #[derive(Debug)]
@@ -275,4 +275,4 @@ impl Trouble {
 }
 
 /// Result of an instruction.
-pub(crate) type Outcome<T = ()> = Result<T, Box<Trouble>>;
+pub(crate) type MachineResult<T = ()> = Result<T, Box<Trouble>>;

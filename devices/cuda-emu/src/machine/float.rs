@@ -7,26 +7,26 @@ use crate::ptx::instruction::{Rounding, Type, flag};
 
 /// Format of a binary floating-point number: bits of the fraction, and bits of the exponent.
 #[derive(Clone, Copy)]
-struct Format {
+struct FloatFormat {
     fraction: i32,
     exponent: i32,
 }
 
-const F16: Format = Format {
+const F16: FloatFormat = FloatFormat {
     fraction: 10,
     exponent: 5,
 };
-const BF16: Format = Format {
+const BF16: FloatFormat = FloatFormat {
     fraction: 7,
     exponent: 8,
 };
-const F32: Format = Format {
+const F32: FloatFormat = FloatFormat {
     fraction: 23,
     exponent: 8,
 };
 
 /// Rounds an f64 to a narrower format.
-fn round_to(value: f64, format: Format, rounding: Rounding) -> u32 {
+fn round_to(value: f64, format: FloatFormat, rounding: Rounding) -> u32 {
     let bits = value.to_bits();
     let sign = ((bits >> 63) as u32) << (format.fraction + format.exponent);
     let infinity = ((1u32 << format.exponent) - 1) << format.fraction;

@@ -3,25 +3,25 @@
 //! Fragments are laid out over lanes as the PTX manual describes. Products are exact, and sums are
 //! rounded once per instruction; cards add in an order and a precision that are not documented.
 
-use super::Machine;
-use super::block::Block;
-use super::fault::{FaultKind, Outcome, Trouble};
+use super::Interpreter;
+use super::block::BlockState;
+use super::fault::{FaultKind, MachineResult, Trouble};
 use super::float::{from_bf16, from_f16, to_f16, to_tf32};
-use super::memory_access::{Data, Request, addresses};
+use super::memory_access::{AccessRequest, Data, addresses};
 use super::registers::LANES;
 use super::warp::Warp;
 use crate::ptx::instruction::{Matrix, MatrixKind, Ordering, Register, Rounding, Space, Type};
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     /// Executes a matrix instruction. All lanes take part.
     pub(crate) fn matrix(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         mask: u32,
         pc: u32,
         matrix: &Matrix,
-    ) -> Outcome {
+    ) -> MachineResult {
         if mask != u32::MAX {
             let lane = mask.trailing_zeros() as usize % LANES;
             return Err(Trouble::new(
@@ -55,11 +55,11 @@ impl Machine<'_> {
 
     fn load_matrix(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         pc: u32,
         (matrix, transposes, space): (&Matrix, bool, Space),
-    ) -> Outcome {
+    ) -> MachineResult {
         let Some(address) = matrix.address else {
             return Ok(());
         };
@@ -72,7 +72,7 @@ impl Machine<'_> {
         };
         let mut at = addresses(warp, address);
         let mut data: Data = [[0; 4]; LANES];
-        let request = Request {
+        let request = AccessRequest {
             space,
             bytes: 16,
             ordering: Ordering::Weak,
@@ -99,11 +99,11 @@ impl Machine<'_> {
 
     fn store_matrix(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         pc: u32,
         (matrix, transposes, space): (&Matrix, bool, Space),
-    ) -> Outcome {
+    ) -> MachineResult {
         let Some(address) = matrix.address else {
             return Ok(());
         };
@@ -129,7 +129,7 @@ impl Machine<'_> {
                 }
             }
         }
-        let request = Request {
+        let request = AccessRequest {
             space,
             bytes: 16,
             ordering: Ordering::Weak,

@@ -1,13 +1,13 @@
 //! Loads, stores and atomic accesses.
 
-use super::Machine;
-use super::block::Block;
-use super::fault::{Access, FaultKind, Outcome, Space, Trouble};
+use super::Interpreter;
+use super::block::BlockState;
+use super::fault::{AccessKind, FaultKind, MachineResult, Space, Trouble};
 use super::race::{Agent, Conflict, Releases, Shadow, Touch};
 use super::registers::{LANES, Wide, lanes};
 use super::warp::Warp;
 use crate::memory::DeviceMemory;
-use crate::ptx::instruction::{Address, NO_REGISTER, Ordering, Register, Type};
+use crate::ptx::instruction::{NO_REGISTER, Ordering, PtxAddress, Register, Type};
 
 /// Generic address of a block's shared memory.
 pub(crate) const SHARED_WINDOW: u64 = 0x0100_0000_0000;
@@ -43,7 +43,7 @@ pub(crate) fn space_of(address: u64) -> Space {
 
 /// Parameters of an access.
 #[derive(Clone, Copy)]
-pub(crate) struct Request {
+pub(crate) struct AccessRequest {
     pub(crate) space: Space,
     pub(crate) bytes: usize,
     pub(crate) ordering: Ordering,
@@ -51,7 +51,7 @@ pub(crate) struct Request {
 }
 
 /// Returns the addresses of all lanes.
-pub(crate) fn addresses(warp: &Warp, address: Address) -> Wide {
+pub(crate) fn addresses(warp: &Warp, address: PtxAddress) -> Wide {
     let offset = i64::from(address.offset);
     let mut out = [0; LANES];
     if address.is_wide {
@@ -112,8 +112,8 @@ pub(crate) fn check_alignment(
     at: &Wide,
     bytes: usize,
     space: Space,
-    access: Access,
-) -> Outcome {
+    access: AccessKind,
+) -> MachineResult {
     let low = bytes as u64 - 1;
     if (0..LANES).any(|i| mask >> i & 1 == 1 && at[i] & low != 0)
         && let Some(lane) = lanes(mask).find(|&i| at[i] & low != 0)
@@ -148,7 +148,7 @@ pub(crate) struct GlobalMemory<'a> {
 
 /// Accesses to bytes that follow each other.
 #[derive(Clone, Copy)]
-struct Span {
+struct ByteSpan {
     allocation: usize,
     offset: usize,
     bytes: usize,
@@ -190,10 +190,10 @@ impl<'a> GlobalMemory<'a> {
         &mut self,
         (mask, at, bytes): (u32, &Wide, usize),
         agent: &Agent<'_>,
-        (touch, access): (Touch, Access),
+        (touch, access): (Touch, AccessKind),
         mut f: impl FnMut(&mut DeviceMemory, usize, usize, usize) -> Option<()>,
-    ) -> Outcome {
-        let mut span: Option<Span> = None;
+    ) -> MachineResult {
+        let mut span: Option<ByteSpan> = None;
         for lane in lanes(mask) {
             let Some((allocation, offset)) = self.locate(at[lane], bytes) else {
                 let (space, address) = (Space::Global, at[lane]);
@@ -221,7 +221,7 @@ impl<'a> GlobalMemory<'a> {
                 Some(s) if s.allocation == allocation && s.offset == offset && s.bytes == bytes => {
                 }
                 other => {
-                    if let Some(done) = other.replace(Span {
+                    if let Some(done) = other.replace(ByteSpan {
                         allocation,
                         offset,
                         bytes,
@@ -238,7 +238,13 @@ impl<'a> GlobalMemory<'a> {
         }
     }
 
-    fn note(&mut self, span: Span, agent: &Agent<'_>, touch: Touch, access: Access) -> Outcome {
+    fn note(
+        &mut self,
+        span: ByteSpan,
+        agent: &Agent<'_>,
+        touch: Touch,
+        access: AccessKind,
+    ) -> MachineResult {
         let Some(shadow) = self
             .shadows
             .as_mut()
@@ -263,11 +269,11 @@ impl<'a> GlobalMemory<'a> {
         agent: &Agent<'_>,
         touch: Touch,
         data: &mut Data,
-    ) -> Outcome {
+    ) -> MachineResult {
         self.visit(
             (mask, at, N),
             agent,
-            (touch, Access::Read),
+            (touch, AccessKind::Read),
             |memory, index, offset, lane| {
                 let (_, bytes) = memory.allocation(index)?;
                 data[lane] = fetch::<N>(bytes.get(offset..offset + N)?);
@@ -283,11 +289,11 @@ impl<'a> GlobalMemory<'a> {
         agent: &Agent<'_>,
         touch: Touch,
         data: &Data,
-    ) -> Outcome {
+    ) -> MachineResult {
         self.visit(
             (mask, at, N),
             agent,
-            (touch, Access::Write),
+            (touch, AccessKind::Write),
             |memory, index, offset, lane| {
                 let (_, bytes) = memory.writable_allocation(index)?;
                 bytes
@@ -304,8 +310,8 @@ impl<'a> GlobalMemory<'a> {
         address: u64,
         bytes: usize,
         agent: &Agent<'_>,
-        (touch, access, lane): (Touch, Access, usize),
-    ) -> Outcome {
+        (touch, access, lane): (Touch, AccessKind, usize),
+    ) -> MachineResult {
         let Some((allocation, offset)) = self.locate(address, bytes) else {
             let kind = FaultKind::OutOfBounds {
                 space: Space::Global,
@@ -316,7 +322,7 @@ impl<'a> GlobalMemory<'a> {
             return Err(Trouble::new(lane, kind));
         };
         self.note(
-            Span {
+            ByteSpan {
                 allocation,
                 offset,
                 bytes,
@@ -329,11 +335,11 @@ impl<'a> GlobalMemory<'a> {
     }
 }
 
-/// Returns the fault of a race. [`Machine`] adds names from the pc that it carries.
+/// Returns the fault of a race. [`Interpreter`] adds names from the pc that it carries.
 pub(crate) fn race(
     lane: usize,
     space: Space,
-    access: Access,
+    access: AccessKind,
     address: u64,
     conflict: Conflict,
 ) -> Box<Trouble> {
@@ -352,7 +358,7 @@ pub(crate) fn race(
 }
 
 /// Returns the agent of a warp's access.
-pub(crate) fn agent<'w>(block: &Block, warp: &'w Warp, pc: u32) -> Agent<'w> {
+pub(crate) fn agent<'w>(block: &BlockState, warp: &'w Warp, pc: u32) -> Agent<'w> {
     Agent {
         block: block.number,
         warp: warp.index,
@@ -389,18 +395,18 @@ macro_rules! by_size {
     };
 }
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     /// Loads up to 16 bytes of each lane.
     pub(crate) fn load(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &Warp,
         mask: u32,
-        request: Request,
+        request: AccessRequest,
         at: &mut Wide,
         data: &mut Data,
-    ) -> Outcome {
-        let Request {
+    ) -> MachineResult {
+        let AccessRequest {
             bytes,
             ordering,
             pc,
@@ -413,13 +419,18 @@ impl Machine<'_> {
             _ => Touch::ReadAtomic,
         };
         for (space, mask) in split(request.space, mask, at) {
-            check_alignment(mask, at, bytes, space, Access::Read)?;
+            check_alignment(mask, at, bytes, space, AccessKind::Read)?;
             match space {
                 Space::Shared => {
                     let releases = &self.global.releases;
-                    block
-                        .shared
-                        .check(mask, at, bytes, &agent, (touch, Access::Read), releases)?;
+                    block.shared.check(
+                        mask,
+                        at,
+                        bytes,
+                        &agent,
+                        (touch, AccessKind::Read),
+                        releases,
+                    )?;
                     for lane in lanes(mask) {
                         let from = &block.shared.data[at[lane] as usize..];
                         data[lane] = by_size!(bytes, |N| fetch::<N>(from));
@@ -431,8 +442,9 @@ impl Machine<'_> {
                             Space::Local => warp.local_of(lane),
                             _ => self.parameters,
                         };
-                        let from = range_of(memory.len(), at[lane], bytes)
-                            .ok_or_else(|| bounds(lane, space, Access::Read, at[lane], bytes))?;
+                        let from = range_of(memory.len(), at[lane], bytes).ok_or_else(|| {
+                            bounds(lane, space, AccessKind::Read, at[lane], bytes)
+                        })?;
                         data[lane] = by_size!(bytes, |N| fetch::<N>(&memory[from]));
                     }
                 }
@@ -447,14 +459,14 @@ impl Machine<'_> {
     /// Stores up to 16 bytes of each lane.
     pub(crate) fn store(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockState,
         warp: &mut Warp,
         mask: u32,
-        request: Request,
+        request: AccessRequest,
         at: &mut Wide,
         data: &Data,
-    ) -> Outcome {
-        let Request {
+    ) -> MachineResult {
+        let AccessRequest {
             bytes,
             ordering,
             pc,
@@ -466,7 +478,7 @@ impl Machine<'_> {
             Touch::Update
         };
         for (space, mask) in split(request.space, mask, at) {
-            check_alignment(mask, at, bytes, space, Access::Write)?;
+            check_alignment(mask, at, bytes, space, AccessKind::Write)?;
             check_overlap(mask, at, bytes, space, data, pc)?;
             let agent = agent(block, warp, pc);
             match space {
@@ -477,7 +489,7 @@ impl Machine<'_> {
                         at,
                         bytes,
                         &agent,
-                        (touch, Access::Write),
+                        (touch, AccessKind::Write),
                         releases,
                     )?;
                     for lane in lanes(mask) {
@@ -488,8 +500,9 @@ impl Machine<'_> {
                 Space::Local => {
                     for lane in lanes(mask) {
                         let memory = warp.local_of_mut(lane);
-                        let to = range_of(memory.len(), at[lane], bytes)
-                            .ok_or_else(|| bounds(lane, space, Access::Write, at[lane], bytes))?;
+                        let to = range_of(memory.len(), at[lane], bytes).ok_or_else(|| {
+                            bounds(lane, space, AccessKind::Write, at[lane], bytes)
+                        })?;
                         memory[to].copy_from_slice(&to_bytes(&data[lane])[..bytes]);
                     }
                 }
@@ -517,7 +530,7 @@ fn check_overlap(
     space: Space,
     data: &Data,
     pc: u32,
-) -> Outcome {
+) -> MachineResult {
     if space == Space::Local {
         return Ok(());
     }
@@ -537,7 +550,7 @@ fn check_overlap(
                     block: None,
                     warp: 0,
                 };
-                return Err(race(lane, space, Access::Write, at[lane], conflict));
+                return Err(race(lane, space, AccessKind::Write, at[lane], conflict));
             }
         }
     }
@@ -553,7 +566,7 @@ pub(crate) fn range_of(len: usize, address: u64, bytes: usize) -> Option<std::op
 pub(crate) fn bounds(
     lane: usize,
     space: Space,
-    access: Access,
+    access: AccessKind,
     address: u64,
     bytes: usize,
 ) -> Box<Trouble> {

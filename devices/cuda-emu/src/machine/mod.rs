@@ -29,11 +29,11 @@ mod warp;
 
 use crate::memory::DeviceMemory;
 use crate::ptx::instruction::{CONSTANT_PREDICATES, Constant, SPECIAL_REGISTERS, TRUE};
-use crate::ptx::{Code, Kernel};
-use block::{BARRIERS, Barrier, Block};
+use crate::ptx::{Code, PtxKernel};
+use block::{BARRIERS, Barrier, BlockState};
 use execute::SliceEnd;
 use fault::Trouble;
-pub use fault::{Access, Fault, FaultKind, Space};
+pub use fault::{AccessKind, FaultKind, KernelFault, Space};
 use memory_access::GlobalMemory;
 use registers::LANES;
 use warp::{Warp, WarpState};
@@ -114,8 +114,8 @@ pub struct Statistics {
 }
 
 /// State of a launch.
-struct Machine<'a> {
-    kernel: &'a Kernel,
+struct Interpreter<'a> {
+    kernel: &'a PtxKernel,
     code: &'a Code,
     global: GlobalMemory<'a>,
     parameters: &'a [u8],
@@ -132,16 +132,16 @@ struct Machine<'a> {
 /// # Errors
 /// If the kernel does something that is undefined on a card, or never ends.
 pub fn run(
-    kernel: &Kernel,
+    kernel: &PtxKernel,
     grid: Grid,
     parameters: &[u8],
     memory: &mut DeviceMemory,
     schedule: Schedule,
     should_stop: &dyn Fn() -> bool,
-) -> Result<Statistics, Fault> {
+) -> Result<Statistics, KernelFault> {
     let check = check_launch(kernel, grid, parameters);
     if let Err(reason) = check {
-        return Err(Fault {
+        return Err(KernelFault {
             kernel: kernel.name().to_owned(),
             line: 0,
             instruction: String::new(),
@@ -150,7 +150,7 @@ pub fn run(
             kind: FaultKind::Launch(reason),
         });
     }
-    let mut machine = Machine {
+    let mut machine = Interpreter {
         kernel,
         code: &kernel.code,
         global: GlobalMemory::new(memory, schedule.detects_races),
@@ -164,7 +164,7 @@ pub fn run(
     Ok(machine.statistics)
 }
 
-fn check_launch(kernel: &Kernel, grid: Grid, parameters: &[u8]) -> Result<(), String> {
+fn check_launch(kernel: &PtxKernel, grid: Grid, parameters: &[u8]) -> Result<(), String> {
     let threads = grid.threads.iter().map(|&n| u64::from(n)).product::<u64>();
     let limit = kernel.max_threads().unwrap_or(MAX_THREADS).min(MAX_THREADS);
     if threads == 0 || threads > u64::from(limit) {
@@ -199,7 +199,7 @@ fn check_launch(kernel: &Kernel, grid: Grid, parameters: &[u8]) -> Result<(), St
     Ok(())
 }
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     /// Returns the next random number (SplitMix64).
     fn next_random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -234,15 +234,15 @@ impl Machine<'_> {
         order
     }
 
-    fn run_grid(&mut self, should_stop: &dyn Fn() -> bool) -> Result<(), Fault> {
+    fn run_grid(&mut self, should_stop: &dyn Fn() -> bool) -> Result<(), KernelFault> {
         let mut order = self.block_order().into_iter();
         let resident = match self.schedule.resident_blocks {
             0 if self.schedule.seed == 0 => 1,
             0 => 2,
             n => n,
         };
-        let mut running: Vec<Block> = Vec::new();
-        let mut spare: Vec<Block> = Vec::new();
+        let mut running: Vec<BlockState> = Vec::new();
+        let mut spare: Vec<BlockState> = Vec::new();
         let mut turn = 0;
         let mut slices = 0u32;
         // Rises while all that warps do is to wait for mbarriers.
@@ -304,7 +304,7 @@ impl Machine<'_> {
     }
 
     /// Chooses a block and a warp that can run.
-    fn choose(&mut self, running: &[Block], turn: &mut usize) -> Option<(usize, usize)> {
+    fn choose(&mut self, running: &[BlockState], turn: &mut usize) -> Option<(usize, usize)> {
         let warps = running[0].warps.len();
         let total = running.len() * warps;
         let start = if self.schedule.seed == 0 {
@@ -319,7 +319,7 @@ impl Machine<'_> {
         Some((found / warps, found % warps))
     }
 
-    fn deadlock(&self, running: &[Block]) -> Fault {
+    fn deadlock(&self, running: &[BlockState]) -> KernelFault {
         let block = &running[0];
         let waiting = |w: &Warp| matches!(w.state, WarpState::Barrier(_));
         let index = block.warps.iter().position(waiting).unwrap_or(0);
@@ -338,7 +338,7 @@ impl Machine<'_> {
         [number % x, number / x % y, number / x / y]
     }
 
-    fn fault(&self, trouble: Trouble, number: u32, warp: usize, pc: u32) -> Fault {
+    fn fault(&self, trouble: Trouble, number: u32, warp: usize, pc: u32) -> KernelFault {
         let (line, instruction) = self.code.describe(pc);
         let thread = (warp * LANES + trouble.lane) as u32;
         let [x, y, _] = self.grid.threads;
@@ -355,7 +355,7 @@ impl Machine<'_> {
                 *block = self.block_index(block[0]);
             }
         }
-        Fault {
+        KernelFault {
             kernel: self.kernel.name().to_owned(),
             line,
             instruction,
@@ -366,7 +366,7 @@ impl Machine<'_> {
     }
 
     /// Prepares a block. Its warps may have run another block before.
-    fn start_block(&mut self, block: &mut Block, number: u32) {
+    fn start_block(&mut self, block: &mut BlockState, number: u32) {
         let layout = &self.kernel.layout;
         block.number = number + 1;
         block.index = self.block_index(block.number);

@@ -20,7 +20,7 @@ const PAGE_WORDS: usize = 256;
 const MANY: u32 = u32::MAX;
 
 /// Clocks of the warps of a block, as one warp knows them.
-pub(crate) type Clock = [u32; LANES];
+pub(crate) type VectorClock = [u32; LANES];
 
 /// A warp that accesses memory.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub(crate) struct Agent<'a> {
     /// Number of the block, from 1.
     pub(crate) block: u32,
     pub(crate) warp: u32,
-    pub(crate) clock: &'a Clock,
+    pub(crate) clock: &'a VectorClock,
     /// Last release that the warp has acquired.
     pub(crate) acquired: u32,
     pub(crate) pc: u32,
@@ -56,7 +56,7 @@ pub(crate) struct Conflict {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Entry {
+struct ShadowEntry {
     write_block: u32,
     write_warp: u8,
     is_atomic: bool,
@@ -72,28 +72,28 @@ struct Entry {
 
 struct Page {
     is_bytes: bool,
-    entries: Vec<Entry>,
+    entries: Vec<ShadowEntry>,
 }
 
 /// Accesses that a warp published.
-struct Release {
+struct PublishedAccesses {
     sequence: u32,
     is_wide: bool,
-    clock: Clock,
+    clock: VectorClock,
 }
 
 /// Releases of a launch, by block.
 #[derive(Default)]
 pub(crate) struct Releases {
     sequence: u32,
-    by_block: HashMap<u32, Vec<Release>>,
+    by_block: HashMap<u32, Vec<PublishedAccesses>>,
 }
 
 impl Releases {
     /// Publishes what `clock` covers, and returns the release's number.
-    pub(crate) fn publish(&mut self, block: u32, clock: Clock, is_wide: bool) -> u32 {
+    pub(crate) fn publish(&mut self, block: u32, clock: VectorClock, is_wide: bool) -> u32 {
         self.sequence += 1;
-        let release = Release {
+        let release = PublishedAccesses {
             sequence: self.sequence,
             is_wide,
             clock,
@@ -137,7 +137,7 @@ impl Shadow {
         for page in self.pages.iter_mut().flatten() {
             page.is_bytes = false;
             page.entries.clear();
-            page.entries.resize(PAGE_WORDS, Entry::default());
+            page.entries.resize(PAGE_WORDS, ShadowEntry::default());
         }
     }
 
@@ -179,7 +179,7 @@ impl Shadow {
         let page = self.pages[number].get_or_insert_with(|| {
             Box::new(Page {
                 is_bytes: false,
-                entries: vec![Entry::default(); PAGE_WORDS],
+                entries: vec![ShadowEntry::default(); PAGE_WORDS],
             })
         });
         if needs_bytes && !page.is_bytes {
@@ -190,7 +190,7 @@ impl Shadow {
     }
 }
 
-impl Entry {
+impl ShadowEntry {
     #[inline]
     fn touch(
         &mut self,
@@ -296,7 +296,7 @@ impl Entry {
 mod tests {
     use super::*;
 
-    fn agent(block: u32, warp: u32, clock: &Clock) -> Agent<'_> {
+    fn agent(block: u32, warp: u32, clock: &VectorClock) -> Agent<'_> {
         Agent {
             block,
             warp,

@@ -6,13 +6,13 @@ use crate::ptx::instruction::Register;
 pub(crate) const LANES: usize = 32;
 
 /// A value of up to 32 bits in each lane. The upper bits of 16-bit registers are arbitrary.
-pub(crate) type Lanes = [u32; LANES];
+pub(crate) type LaneValues = [u32; LANES];
 
 /// A value of 64 bits in each lane.
 pub(crate) type Wide = [u64; LANES];
 
 /// Bit of each lane within a mask.
-const BITS: Lanes = {
+const BITS: LaneValues = {
     let mut bits = [0; LANES];
     let mut i = 0;
     while i < LANES {
@@ -25,14 +25,14 @@ const BITS: Lanes = {
 /// Registers of a warp.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Registers {
-    pub(crate) r32: Vec<Lanes>,
+    pub(crate) r32: Vec<LaneValues>,
     pub(crate) r64: Vec<Wide>,
     /// Masks of lanes.
     pub(crate) predicates: Vec<u32>,
 }
 
 impl Registers {
-    pub(crate) fn get32(&self, register: Register) -> &Lanes {
+    pub(crate) fn get32(&self, register: Register) -> &LaneValues {
         &self.r32[usize::from(register)]
     }
 
@@ -46,7 +46,7 @@ impl Registers {
 
     /// Sets the lanes of `mask`.
     #[inline(always)]
-    pub(crate) fn set32(&mut self, register: Register, mask: u32, value: &Lanes) {
+    pub(crate) fn set32(&mut self, register: Register, mask: u32, value: &LaneValues) {
         let to = &mut self.r32[usize::from(register)];
         if mask == u32::MAX {
             *to = *value;
@@ -99,7 +99,7 @@ pub(crate) fn lanes(mask: u32) -> impl Iterator<Item = usize> {
 }
 
 /// Type of a lane's value.
-pub(crate) trait Lane: Copy {
+pub(crate) trait LaneWord: Copy {
     /// Bits of a register.
     type Word: Copy + Default;
 
@@ -113,7 +113,7 @@ macro_rules! lane {
     ($(
         $ty:ty, $word:ty, $get:ident, $set:ident, |$w:ident| $from:expr, |$v:ident| $into:expr;
     )*) => {$(
-        impl Lane for $ty {
+        impl LaneWord for $ty {
             type Word = $word;
 
             #[inline(always)]

@@ -4,7 +4,7 @@
 //! again at the end of a branch or loop, as compilers lay them out.
 
 use super::asynchronous::Copies;
-use super::race::Clock;
+use super::race::VectorClock;
 use super::registers::{LANES, Registers, lanes};
 
 /// Backward branches of a group after which another one may run: it could be waited for.
@@ -12,7 +12,7 @@ const PATIENCE: u32 = 1 << 12;
 
 /// Lanes that are not running.
 #[derive(Clone, Copy, Debug)]
-struct Group {
+struct LaneGroup {
     pc: u32,
     mask: u32,
     /// The lanes wait for others at an instruction that includes them.
@@ -44,16 +44,16 @@ pub(crate) struct Warp {
     pub(crate) active: u32,
     /// Lanes that have not ended.
     pub(crate) live: u32,
-    groups: Vec<Group>,
+    groups: Vec<LaneGroup>,
     /// Instruction at which the running group meets another one.
     pub(crate) next_pc: u32,
     turns: u32,
     pub(crate) state: WarpState,
-    pub(crate) clock: Clock,
+    pub(crate) clock: VectorClock,
     /// Last release that the warp has acquired.
     pub(crate) acquired: u32,
     /// Clock at the last fence, and true if it covers other blocks.
-    pub(crate) fence: Option<(Clock, bool)>,
+    pub(crate) fence: Option<(VectorClock, bool)>,
     pub(crate) copies: Copies,
 }
 
@@ -89,7 +89,7 @@ impl Warp {
                 group.mask |= mask;
                 group.is_waiting = false;
             }
-            None => self.groups.push(Group {
+            None => self.groups.push(LaneGroup {
                 pc,
                 mask,
                 is_waiting: false,
@@ -176,7 +176,7 @@ impl Warp {
     pub(crate) fn park(&mut self, is_strict: bool) -> bool {
         let (pc, mask) = (self.pc, self.active);
         self.active = 0;
-        self.groups.push(Group {
+        self.groups.push(LaneGroup {
             pc,
             mask,
             is_waiting: true,

@@ -6,12 +6,12 @@ use std::collections::HashMap;
 
 use super::decode::{Mnemonic, decode};
 use super::instruction::{
-    Action, Call, Class, Constant, Instruction, Location, NO_REGISTER, Register, SPECIAL_REGISTERS,
-    TRUE,
+    Action, Class, Constant, FunctionCall, Instruction, Location, NO_REGISTER, Register,
+    SPECIAL_REGISTERS, TRUE,
 };
 use super::lexer::{Literal, TokenKind};
 use super::link::{Decoded, place};
-use super::parse::{Cursor, Function};
+use super::parse::{Cursor, PtxFunction};
 use super::{Code, ParseError, Variable};
 
 /// Largest number of registers of a file, with room for the marker.
@@ -42,17 +42,17 @@ impl Frame {
 
 /// An operand as it is written.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Operand {
+pub(crate) enum PtxOperand {
     Register(Class, Register),
     Number(Literal),
     /// A variable, plus an offset.
-    Symbol(Symbol, i64),
+    Symbol(PtxSymbol, i64),
     /// `[base+offset]`.
-    Address(Box<Operand>, i64),
+    Address(Box<PtxOperand>, i64),
     /// `{a, b}`.
-    Vector(Vec<Operand>),
+    Vector(Vec<PtxOperand>),
     /// `a|b`.
-    Pair(Box<Operand>, Box<Operand>),
+    Pair(Box<PtxOperand>, Box<PtxOperand>),
     /// `!p`.
     Not(Register),
     /// `_`.
@@ -63,7 +63,7 @@ pub(crate) enum Operand {
 
 /// Variable that an operand names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Symbol {
+pub(crate) enum PtxSymbol {
     Global(u32),
     Shared(u32),
     /// Address in local memory.
@@ -81,7 +81,7 @@ enum Name {
         first: Register,
         count: usize,
     },
-    Symbol(Symbol),
+    Symbol(PtxSymbol),
 }
 
 #[derive(Debug, Default)]
@@ -114,23 +114,23 @@ enum FixupPlace {
 type PendingCall = (usize, u32, Vec<[u32; 2]>, Vec<[u32; 2]>);
 
 /// Code of a module while it is decoded.
-pub(crate) struct Builder<'a> {
+pub(crate) struct CodeBuilder<'a> {
     pub(crate) code: Code,
-    pub(crate) functions: &'a [Function],
+    pub(crate) functions: &'a [PtxFunction],
     constants: [HashMap<Constant, Register>; 2],
     values: [Vec<Constant>; 2],
     calls: Vec<PendingCall>,
-    globals: HashMap<String, Symbol>,
+    globals: HashMap<String, PtxSymbol>,
 }
 
-impl<'a> Builder<'a> {
-    pub(crate) fn new(code: Code, functions: &'a [Function]) -> Self {
+impl<'a> CodeBuilder<'a> {
+    pub(crate) fn new(code: Code, functions: &'a [PtxFunction]) -> Self {
         let mut globals = HashMap::new();
         for (index, variable) in code.globals.iter().enumerate() {
-            globals.insert(variable.name.clone(), Symbol::Global(index as u32));
+            globals.insert(variable.name.clone(), PtxSymbol::Global(index as u32));
         }
         for (index, variable) in code.shared.iter().enumerate() {
-            globals.insert(variable.name.clone(), Symbol::Shared(index as u32));
+            globals.insert(variable.name.clone(), PtxSymbol::Shared(index as u32));
         }
         Self {
             code,
@@ -170,10 +170,10 @@ impl<'a> Builder<'a> {
                 return Err(ParseError::new(*line, message));
             }
             let (inputs, outputs) = function_places(declaration, decoded[*function].start.local);
-            let mut call = Call {
+            let mut call = FunctionCall {
                 target: decoded[*function].entry,
                 return_register: decoded[*function].start.r32 as Register,
-                ..Call::default()
+                ..FunctionCall::default()
             };
             for (what, have, want) in [
                 ("arguments", arguments, &inputs),
@@ -202,7 +202,7 @@ impl<'a> Builder<'a> {
 }
 
 /// Returns address and size of a function's parameters and results in local memory.
-fn function_places(function: &Function, start: usize) -> (Vec<[u32; 2]>, Vec<[u32; 2]>) {
+fn function_places(function: &PtxFunction, start: usize) -> (Vec<[u32; 2]>, Vec<[u32; 2]>) {
     let start = start.next_multiple_of(16);
     let (inputs, end) = place(&function.parameters);
     let (outputs, _) = place(&function.results);
@@ -218,7 +218,7 @@ fn function_places(function: &Function, start: usize) -> (Vec<[u32; 2]>, Vec<[u3
 /// A function's body while it is decoded.
 pub(crate) struct Body<'a, 'b> {
     pub(crate) cursor: Cursor<'a>,
-    pub(crate) builder: &'b mut Builder<'a>,
+    pub(crate) builder: &'b mut CodeBuilder<'a>,
     pub(crate) is_kernel: bool,
     /// Register with the return addresses.
     pub(crate) addresses: Register,
@@ -232,7 +232,7 @@ pub(crate) struct Body<'a, 'b> {
 
 /// Decodes the body of function `index`, whose registers begin at `start`.
 pub(crate) fn decode_body<'a>(
-    builder: &mut Builder<'a>,
+    builder: &mut CodeBuilder<'a>,
     mut cursor: Cursor<'a>,
     index: usize,
     start: Frame,
@@ -279,13 +279,13 @@ pub(crate) fn decode_body<'a>(
 }
 
 impl<'a> Body<'a, '_> {
-    fn declare_parameters(&mut self, function: &Function) -> Result<(), ParseError> {
+    fn declare_parameters(&mut self, function: &PtxFunction) -> Result<(), ParseError> {
         if function.is_kernel {
             let (places, _) = place(&function.parameters);
             for (parameter, (offset, _)) in function.parameters.iter().zip(places) {
                 self.name(
                     &parameter.name,
-                    Name::Symbol(Symbol::Parameter(offset as u32)),
+                    Name::Symbol(PtxSymbol::Parameter(offset as u32)),
                 );
             }
             return Ok(());
@@ -295,7 +295,7 @@ impl<'a> Body<'a, '_> {
         let (inputs, outputs) = function_places(function, self.next.local);
         let all = function.parameters.iter().zip(inputs);
         for (parameter, place) in all.chain(function.results.iter().zip(outputs)) {
-            self.name(&parameter.name, Name::Symbol(Symbol::Local(place[0])));
+            self.name(&parameter.name, Name::Symbol(PtxSymbol::Local(place[0])));
             self.next.local = self.next.local.max((place[0] + place[1]) as usize);
         }
         self.decoded.end = self.decoded.end.max(self.next);
@@ -435,13 +435,13 @@ impl<'a> Body<'a, '_> {
                 }
                 self.next.local = start + variable.bytes;
                 self.decoded.end = self.decoded.end.max(self.next);
-                let symbol = Symbol::Local(start as u32);
+                let symbol = PtxSymbol::Local(start as u32);
                 self.sizes_insert(&variable, symbol);
                 self.cursor.expect_sign(b';')
             }
             ".shared" => {
                 let variable = self.cursor.expect_declaration()?;
-                let symbol = Symbol::Shared(self.builder.code.shared.len() as u32);
+                let symbol = PtxSymbol::Shared(self.builder.code.shared.len() as u32);
                 self.name(&variable.name, Name::Symbol(symbol));
                 self.builder.code.shared.push(variable);
                 self.cursor.expect_sign(b';')
@@ -463,10 +463,10 @@ impl<'a> Body<'a, '_> {
         }
     }
 
-    fn sizes_insert(&mut self, variable: &Variable, symbol: Symbol) {
+    fn sizes_insert(&mut self, variable: &Variable, symbol: PtxSymbol) {
         self.name(&variable.name, Name::Symbol(symbol));
         // Calls need the sizes of their parameters.
-        let size = Symbol::Local(variable.bytes as u32);
+        let size = PtxSymbol::Local(variable.bytes as u32);
         self.name(&format!("{}#bytes", variable.name), Name::Symbol(size));
     }
 
@@ -580,8 +580,8 @@ impl<'a> Body<'a, '_> {
         let size = self.find(&format!("{name}#bytes"));
         match (self.find(name), size) {
             (
-                Some(Name::Symbol(Symbol::Local(address))),
-                Some(Name::Symbol(Symbol::Local(bytes))),
+                Some(Name::Symbol(PtxSymbol::Local(address))),
+                Some(Name::Symbol(PtxSymbol::Local(bytes))),
             ) => Ok([address, bytes]),
             _ => self
                 .cursor

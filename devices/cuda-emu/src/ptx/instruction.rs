@@ -77,7 +77,7 @@ pub enum Space {
 
 /// An address: a register, plus an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
+pub(crate) struct PtxAddress {
     pub(crate) register: Register,
     pub(crate) is_wide: bool,
     pub(crate) offset: i32,
@@ -168,15 +168,15 @@ pub(crate) enum MbarrierOp {
 pub(crate) enum BulkCopy {
     /// Global to shared memory; an mbarrier counts the bytes.
     Load {
-        to: Address,
-        from: Address,
+        to: PtxAddress,
+        from: PtxAddress,
         bytes: Register,
-        barrier: Address,
+        barrier: PtxAddress,
     },
     /// Shared to global memory; a bulk group waits.
     Store {
-        to: Address,
-        from: Address,
+        to: PtxAddress,
+        from: PtxAddress,
         bytes: Register,
     },
 }
@@ -189,7 +189,7 @@ pub(crate) struct Matrix {
     pub(crate) a: Vec<Register>,
     pub(crate) b: Vec<Register>,
     pub(crate) c: Vec<Register>,
-    pub(crate) address: Option<Address>,
+    pub(crate) address: Option<PtxAddress>,
 }
 
 /// Kind of a matrix instruction.
@@ -211,7 +211,7 @@ pub(crate) enum MatrixKind {
 
 /// Registers and memory of a call, resolved after all functions are decoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Call {
+pub(crate) struct FunctionCall {
     /// First instruction of the function.
     pub(crate) target: u32,
     /// Register that holds the function's return addresses.
@@ -422,7 +422,7 @@ pub(crate) enum Action {
         ordering: Ordering,
         is_wide: bool,
         d: [Register; 4],
-        address: Address,
+        address: PtxAddress,
     },
     Store {
         ty: Type,
@@ -431,7 +431,7 @@ pub(crate) enum Action {
         ordering: Ordering,
         is_wide: bool,
         a: [Register; 4],
-        address: Address,
+        address: PtxAddress,
     },
     Atomic {
         op: AtomicOp,
@@ -439,7 +439,7 @@ pub(crate) enum Action {
         space: Space,
         ordering: Ordering,
         d: Register,
-        address: Address,
+        address: PtxAddress,
         b: Register,
         c: Register,
     },
@@ -518,8 +518,8 @@ pub(crate) enum Action {
     },
     CopyAsync {
         bytes: u8,
-        to: Address,
-        from: Address,
+        to: PtxAddress,
+        from: PtxAddress,
         size: Register,
     },
     CommitCopies,
@@ -527,14 +527,14 @@ pub(crate) enum Action {
         pending: u32,
     },
     SignalCopies {
-        barrier: Address,
+        barrier: PtxAddress,
         is_counted: bool,
     },
     Mbarrier {
         op: MbarrierOp,
         space: Space,
         d: Register,
-        address: Address,
+        address: PtxAddress,
         a: Register,
     },
     Bulk {

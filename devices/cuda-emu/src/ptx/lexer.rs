@@ -17,7 +17,7 @@ pub(crate) enum TokenKind {
 
 /// A token, as a range of the text.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Token {
+pub(crate) struct PtxToken {
     pub(crate) kind: TokenKind,
     pub(crate) start: u32,
     pub(crate) end: u32,
@@ -51,7 +51,7 @@ fn word_end(bytes: &[u8], mut at: usize) -> usize {
 }
 
 /// Splits `text` into tokens, without comments.
-pub(crate) fn tokenize(text: &str) -> Result<Vec<Token>, ParseError> {
+pub(crate) fn tokenize(text: &str) -> Result<Vec<PtxToken>, ParseError> {
     let bytes = text.as_bytes();
     if u32::try_from(bytes.len()).is_err() {
         return Err(ParseError::new(0, "the text has more than 4 GiB".into()));
@@ -101,7 +101,7 @@ pub(crate) fn tokenize(text: &str) -> Result<Vec<Token>, ParseError> {
             } else {
                 return Err(ParseError::new(line, "a character is not ASCII".into()));
             };
-            tokens.push(Token {
+            tokens.push(PtxToken {
                 kind,
                 start: start as u32,
                 end: at as u32,

@@ -5,11 +5,11 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::body::{Builder, Frame, decode_body};
+use super::body::{CodeBuilder, Frame, decode_body};
 use super::instruction::{CONSTANT_PREDICATES, SPECIAL_REGISTERS};
 use super::lexer::{Literal, TokenKind, parse_number, tokenize};
-use super::parse::{Cursor, Function, parse_declarations};
-use super::{Code, Layout, ParseError, Variable};
+use super::parse::{Cursor, PtxFunction, parse_declarations};
+use super::{Code, KernelLayout, ParseError, Variable};
 
 /// Constants that the decoder adds to those of the text.
 const EXTRA_CONSTANTS: usize = 16;
@@ -27,7 +27,7 @@ pub(crate) struct Decoded {
 }
 
 /// Parses `text` and returns its code, with the layout of each kernel.
-pub(crate) fn build(text: &str) -> Result<(Code, Vec<(String, Layout)>), ParseError> {
+pub(crate) fn build(text: &str) -> Result<(Code, Vec<(String, KernelLayout)>), ParseError> {
     let tokens = tokenize(text)?;
     let mut cursor = Cursor {
         text,
@@ -62,7 +62,7 @@ pub(crate) fn build(text: &str) -> Result<(Code, Vec<(String, Layout)>), ParseEr
         shared: declarations.shared,
         ..Code::default()
     };
-    let mut builder = Builder::new(code, &functions);
+    let mut builder = CodeBuilder::new(code, &functions);
     let mut starts = vec![first; functions.len()];
     let mut decoded: Vec<Decoded> = functions.iter().map(|_| Decoded::default()).collect();
     for &index in &order {
@@ -94,7 +94,7 @@ pub(crate) fn build(text: &str) -> Result<(Code, Vec<(String, Layout)>), ParseEr
 }
 
 /// Returns the functions that each function mentions.
-fn callees(cursor: &Cursor<'_>, functions: &[Function]) -> Vec<Vec<usize>> {
+fn callees(cursor: &Cursor<'_>, functions: &[PtxFunction]) -> Vec<Vec<usize>> {
     let names: HashMap<&str, usize> = functions
         .iter()
         .enumerate()
@@ -116,7 +116,7 @@ fn callees(cursor: &Cursor<'_>, functions: &[Function]) -> Vec<Vec<usize>> {
 }
 
 /// Orders functions so that callers precede those that they call.
-fn order(functions: &[Function], callees: &[Vec<usize>]) -> Result<Vec<usize>, ParseError> {
+fn order(functions: &[PtxFunction], callees: &[Vec<usize>]) -> Result<Vec<usize>, ParseError> {
     let mut callers = vec![0usize; functions.len()];
     for &callee in callees.iter().flatten() {
         callers[callee] += 1;
@@ -190,12 +190,12 @@ fn constant_count(cursor: &Cursor<'_>) -> usize {
 }
 
 fn layout(
-    builder: &Builder<'_>,
-    function: &Function,
+    builder: &CodeBuilder<'_>,
+    function: &PtxFunction,
     reachable: &BTreeSet<usize>,
     decoded: &[Decoded],
     index: usize,
-) -> Result<Layout, ParseError> {
+) -> Result<KernelLayout, ParseError> {
     let mut end = decoded[index].end;
     let mut shared = BTreeSet::new();
     let (mut constants32, mut constants64) = (BTreeSet::new(), BTreeSet::new());
@@ -206,7 +206,7 @@ fn layout(
         constants64.extend(&decoded[f].constants64);
     }
     let (parameters, parameter_bytes) = place(&function.parameters);
-    let mut layout = Layout {
+    let mut layout = KernelLayout {
         entry: decoded[index].entry,
         parameters,
         parameter_bytes,
@@ -215,7 +215,7 @@ fn layout(
         count64: end.r64,
         predicates: end.predicates,
         max_threads: function.max_threads,
-        ..Layout::default()
+        ..KernelLayout::default()
     };
     for (set, wide) in [(&constants32, false), (&constants64, true)] {
         let all = set

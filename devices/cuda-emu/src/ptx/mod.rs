@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::memory::{DeviceMemory, OutOfMemory};
-use instruction::{BulkCopy, Call, Constant, Instruction, Location, Matrix, Register};
+use instruction::{BulkCopy, Constant, FunctionCall, Instruction, Location, Matrix, Register};
 
 /// Text that is no PTX, or that the interpreter does not support.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub(crate) struct Code {
     pub(crate) text: String,
     pub(crate) instructions: Vec<Instruction>,
     pub(crate) locations: Vec<Location>,
-    pub(crate) calls: Vec<Call>,
+    pub(crate) calls: Vec<FunctionCall>,
     pub(crate) branch_tables: Vec<Vec<u32>>,
     pub(crate) matrices: Vec<Matrix>,
     pub(crate) bulk_copies: Vec<BulkCopy>,
@@ -89,7 +89,7 @@ impl Code {
 
 /// Requirements of a launch of a kernel.
 #[derive(Debug, Default)]
-pub(crate) struct Layout {
+pub(crate) struct KernelLayout {
     pub(crate) entry: u32,
     pub(crate) parameters: Vec<(usize, usize)>,
     pub(crate) parameter_bytes: usize,
@@ -107,15 +107,15 @@ pub(crate) struct Layout {
 
 /// A kernel of a module.
 #[derive(Clone, Debug)]
-pub struct Kernel {
+pub struct PtxKernel {
     pub(crate) name: String,
     pub(crate) code: Arc<Code>,
-    pub(crate) layout: Arc<Layout>,
+    pub(crate) layout: Arc<KernelLayout>,
     /// Addresses of global variables, once the module is loaded.
     pub(crate) globals: Option<Arc<[u64]>>,
 }
 
-impl Kernel {
+impl PtxKernel {
     /// Returns the kernel's name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -157,7 +157,7 @@ impl Kernel {
 #[derive(Clone, Debug)]
 pub struct Module {
     code: Arc<Code>,
-    kernels: Vec<Kernel>,
+    kernels: Vec<PtxKernel>,
 }
 
 impl Module {
@@ -170,7 +170,7 @@ impl Module {
         let code = Arc::new(code);
         let kernels = layouts
             .into_iter()
-            .map(|(name, layout)| Kernel {
+            .map(|(name, layout)| PtxKernel {
                 name,
                 code: code.clone(),
                 layout: Arc::new(layout),
@@ -183,12 +183,12 @@ impl Module {
     /// Returns a kernel. It runs only if the module has no global variables; otherwise the module
     /// must be loaded first.
     #[must_use]
-    pub fn kernel(&self, name: &str) -> Option<&Kernel> {
+    pub fn kernel(&self, name: &str) -> Option<&PtxKernel> {
         self.kernels.iter().find(|k| k.name == name)
     }
 
     /// Returns all kernels, in the order of the text.
-    pub fn kernels(&self) -> impl Iterator<Item = &Kernel> {
+    pub fn kernels(&self) -> impl Iterator<Item = &PtxKernel> {
         self.kernels.iter()
     }
 
@@ -237,7 +237,7 @@ impl Module {
         let kernels = self
             .kernels
             .iter()
-            .map(|kernel| Kernel {
+            .map(|kernel| PtxKernel {
                 globals: Some(addresses.clone()),
                 ..kernel.clone()
             })
@@ -259,7 +259,7 @@ impl Module {
 /// A module whose global variables are in a card's memory.
 #[derive(Clone, Debug)]
 pub struct LoadedModule {
-    kernels: Vec<Kernel>,
+    kernels: Vec<PtxKernel>,
     names: Vec<(String, usize)>,
     addresses: Arc<[u64]>,
 }
@@ -267,12 +267,12 @@ pub struct LoadedModule {
 impl LoadedModule {
     /// Returns a kernel.
     #[must_use]
-    pub fn kernel(&self, name: &str) -> Option<&Kernel> {
+    pub fn kernel(&self, name: &str) -> Option<&PtxKernel> {
         self.kernels.iter().find(|k| k.name == name)
     }
 
     /// Returns all kernels, in the order of the text.
-    pub fn kernels(&self) -> impl Iterator<Item = &Kernel> {
+    pub fn kernels(&self) -> impl Iterator<Item = &PtxKernel> {
         self.kernels.iter()
     }
 

@@ -1,7 +1,7 @@
 //! Parses what is outside of function bodies.
 
 use super::instruction::Type;
-use super::lexer::{Literal, Token, TokenKind, parse_number};
+use super::lexer::{Literal, PtxToken, TokenKind, parse_number};
 use super::{ParseError, Variable};
 
 /// Largest size of a variable. The text may be damaged.
@@ -11,12 +11,12 @@ const MAX_VARIABLE: u64 = 1 << 32;
 #[derive(Clone, Copy)]
 pub(crate) struct Cursor<'a> {
     pub(crate) text: &'a str,
-    pub(crate) tokens: &'a [Token],
+    pub(crate) tokens: &'a [PtxToken],
     pub(crate) at: usize,
 }
 
 impl<'a> Cursor<'a> {
-    pub(crate) fn peek(&self) -> Option<Token> {
+    pub(crate) fn peek(&self) -> Option<PtxToken> {
         self.tokens.get(self.at).copied()
     }
 
@@ -29,7 +29,7 @@ impl<'a> Cursor<'a> {
         Err(ParseError::new(self.line(), message.into()))
     }
 
-    pub(crate) fn word_of(&self, token: Token) -> &'a str {
+    pub(crate) fn word_of(&self, token: PtxToken) -> &'a str {
         self.text
             .get(token.start as usize..token.end as usize)
             .unwrap_or("")
@@ -188,7 +188,7 @@ impl<'a> Cursor<'a> {
 
 /// A function, whose body is not decoded yet.
 #[derive(Debug, Default)]
-pub(crate) struct Function {
+pub(crate) struct PtxFunction {
     pub(crate) name: String,
     pub(crate) line: u32,
     pub(crate) is_kernel: bool,
@@ -202,7 +202,7 @@ pub(crate) struct Function {
 /// Declarations of a module.
 #[derive(Debug, Default)]
 pub(crate) struct Declarations {
-    pub(crate) functions: Vec<Function>,
+    pub(crate) functions: Vec<PtxFunction>,
     pub(crate) globals: Vec<Variable>,
     pub(crate) shared: Vec<Variable>,
 }
@@ -284,7 +284,7 @@ fn parse_list(cursor: &mut Cursor<'_>) -> Result<Vec<Variable>, ParseError> {
     Ok(list)
 }
 
-fn parse_function(cursor: &mut Cursor<'_>, is_kernel: bool) -> Result<Function, ParseError> {
+fn parse_function(cursor: &mut Cursor<'_>, is_kernel: bool) -> Result<PtxFunction, ParseError> {
     let line = cursor.line();
     let results = if !is_kernel && cursor.is_sign(b'(') {
         parse_list(cursor)?
@@ -316,7 +316,7 @@ fn parse_function(cursor: &mut Cursor<'_>, is_kernel: bool) -> Result<Function, 
     } else {
         Some(cursor.skip_block()?)
     };
-    Ok(Function {
+    Ok(PtxFunction {
         name,
         line,
         is_kernel,

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // each test uses some of it
 
-use samite_cuda_emu::machine::{Fault, Grid, Schedule, Statistics, run};
+use samite_cuda_emu::machine::{Grid, KernelFault, Schedule, Statistics, run};
 use samite_cuda_emu::memory::DeviceMemory;
 use samite_cuda_emu::ptx::{LoadedModule, Module};
 
@@ -47,7 +47,7 @@ impl Card {
         [blocks, threads]: [u32; 2],
         parameters: &[u8],
         schedule: Schedule,
-    ) -> Result<Statistics, Fault> {
+    ) -> Result<Statistics, KernelFault> {
         let kernel = self.module.kernel(name).unwrap().clone();
         let grid = Grid {
             blocks: [blocks, 1, 1],

@@ -3,8 +3,8 @@
 
 use super::functions::{Functions, KernelNode};
 use crate::driver::{
-    Address, CardInfo, Context, Driver, DriverError, DriverErrorKind, DriverResult, EventHandle,
-    FunctionHandle, GraphHandle, KernelLaunch, ModuleHandle, StreamHandle,
+    Address, CardInfo, Driver, DriverContext, DriverError, DriverErrorKind, DriverResult,
+    EventHandle, FunctionHandle, GraphHandle, KernelLaunch, ModuleHandle, StreamHandle,
 };
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -115,7 +115,7 @@ impl Driver for SystemDriver {
         &self.cards
     }
 
-    fn open(&self, card: usize) -> DriverResult<Arc<dyn Context>> {
+    fn open(&self, card: usize) -> DriverResult<Arc<dyn DriverContext>> {
         let functions = &self.functions;
         let device = device(functions, card as c_int)?;
         let mut context = ptr::null_mut();
@@ -200,7 +200,7 @@ fn packed(bytes: &[u8], size: &mut usize) -> [*mut c_void; 5] {
 // Handles are valid in all calls below: they come from the driver, and the types that own them
 // (`DriverStream` and the like) destroy each once. Addresses come from `alloc`, and `CudaBuffer`
 // checks every range. What kernels access is checked in kernels.
-impl Context for SystemContext {
+impl DriverContext for SystemContext {
     fn memory(&self) -> DriverResult<(usize, usize)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the sizes are written to variables that outlive the call.

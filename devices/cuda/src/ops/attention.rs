@@ -3,7 +3,7 @@
 use super::blocks::{decode, module_for, whole_blocks};
 use super::{Launches, NO_KERNEL, floats};
 use crate::modules;
-use crate::plan::{Card, Launch, MAX_GROUPS, Operand, Operands, Unsupported};
+use crate::plan::{Card, LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported};
 use samite_core::{DType, Node, Op, Precision};
 
 /// Source of the kernels without tensor cores.
@@ -41,13 +41,13 @@ pub fn launches(node: Node<'_>, card: &Card) -> Launches {
 
 /// Kernel of attention: rows of a tile, source and function. A row is a query of one head.
 #[derive(Clone, Copy)]
-struct Kernel {
+struct AttentionKernel {
     rows: usize,
     source: &'static str,
     function: &'static str,
 }
 
-impl Kernel {
+impl AttentionKernel {
     /// Returns the kernel for heads of at most `size` elements and `rows` rows with the same keys.
     fn new(size: usize, rows: usize) -> Self {
         let (rows, function) = match (size, rows) {
@@ -56,7 +56,7 @@ impl Kernel {
             (..=256, 9..) => (16, "flash_attn_16_2"),
             _ => (8, "flash_attn_8_5"),
         };
-        Kernel {
+        AttentionKernel {
             rows,
             source: SOURCE,
             function,
@@ -71,7 +71,7 @@ impl Kernel {
             65..=128 => "flash_attn_mma_128",
             _ => return None,
         };
-        let kernel = Kernel {
+        let kernel = AttentionKernel {
             rows: 64,
             source: "flash_attn_mma",
             function,
@@ -125,20 +125,20 @@ fn flash(
     let size = q.shape[0].max(v.shape[0]);
     let may_round = softcap == 0.0 && precision == Precision::Default;
     let kernel = may_round
-        .then(|| Kernel::with_tensor_cores(size, rows, k.dtype, card))
+        .then(|| AttentionKernel::with_tensor_cores(size, rows, k.dtype, card))
         .flatten()
-        .unwrap_or_else(|| Kernel::new(size, rows));
+        .unwrap_or_else(|| AttentionKernel::new(size, rows));
     let groups = rows.div_ceil(kernel.rows) * k.shape[2] * q.shape[3];
     let shares = shares(groups, k.shape[1], card);
     let partials = match shares {
-        1 => Operand::missing(),
-        _ => Operand::workspace(DType::F32, scratch, q.rows() * shares * (v.shape[0] + 2)),
+        1 => LaunchOperand::missing(),
+        _ => LaunchOperand::workspace(DType::F32, scratch, q.rows() * shares * (v.shape[0] + 2)),
     };
     let groups = if y.elements() == 0 { 0 } else { groups };
     let keys = k.shape[1].div_ceil(shares).next_multiple_of(KEYS);
     let operands = vec![y, q, k, v, mask, sinks, partials];
     let module = module_for(kernel.source, k.dtype);
-    let attention = Launch::new(
+    let attention = PlannedLaunch::new(
         &module,
         kernel.function,
         operands,
@@ -153,15 +153,15 @@ fn flash(
     );
     if shares > 1 {
         let groups = y.rows().min(MAX_GROUPS);
-        let combine = Launch::new("attention", "combine", vec![y, partials, sinks], groups)?;
+        let combine = PlannedLaunch::new("attention", "combine", vec![y, partials, sinks], groups)?;
         launches.push(combine.threads(THREADS).ints([power, shares]));
     }
     Ok(launches)
 }
 
 /// Returns scratch memory from byte `first` on for the elements of `operand` as f32.
-fn contiguous(operand: &Operand, first: usize) -> Result<Operand, Unsupported> {
-    let mut scratch = Operand::workspace(DType::F32, first, operand.elements());
+fn contiguous(operand: &LaunchOperand, first: usize) -> Result<LaunchOperand, Unsupported> {
+    let mut scratch = LaunchOperand::workspace(DType::F32, first, operand.elements());
     scratch.shape = operand.shape;
     for dim in 1..scratch.shape.len() {
         scratch.strides[dim] = scratch.strides[dim - 1] * scratch.shape[dim - 1];
@@ -185,12 +185,12 @@ fn flash_back(node: Node<'_>, scale: f32) -> Launches {
     }
     floats(&operands)?;
     operands.push(node.optional(4));
-    operands.push(Operand::workspace(DType::F32, 0, 2 * q.rows()));
+    operands.push(LaunchOperand::workspace(DType::F32, 0, 2 * q.rows()));
     [("back_queries", q.rows()), ("back_keys", k.rows())]
         .into_iter()
         .map(|(function, rows)| {
             let groups = rows.min(MAX_GROUPS);
-            let launch = Launch::new("attention", function, operands.clone(), groups)?;
+            let launch = PlannedLaunch::new("attention", function, operands.clone(), groups)?;
             Ok(launch.threads(THREADS).floats([scale]))
         })
         .collect()

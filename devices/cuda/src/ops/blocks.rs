@@ -1,7 +1,9 @@
 //! Rows and copies of quantized types.
 
 use super::{Launches, floats};
-use crate::plan::{Launch, MAX_GROUPS, Operand, Operands, Unsupported, groups_for};
+use crate::plan::{
+    LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported, groups_for,
+};
 use samite_core::{DType, Node};
 
 /// Elements that a thread decodes or encodes.
@@ -15,7 +17,7 @@ pub fn module_for(source: &str, dtype: DType) -> String {
 }
 
 /// Fails for blocks with gaps between them.
-pub fn whole_blocks(operand: &Operand) -> Result<(), Unsupported> {
+pub fn whole_blocks(operand: &LaunchOperand) -> Result<(), Unsupported> {
     if operand.dtype.is_quantized() && !operand.has_contiguous_rows() {
         return Err("blocks with gaps between them".into());
     }
@@ -26,12 +28,12 @@ pub fn whole_blocks(operand: &Operand) -> Result<(), Unsupported> {
 fn launch(
     dtype: DType,
     function: &'static str,
-    operands: Vec<Operand>,
-    rows: &Operand,
-) -> Result<Launch, Unsupported> {
+    operands: Vec<LaunchOperand>,
+    rows: &LaunchOperand,
+) -> Result<PlannedLaunch, Unsupported> {
     let threads = rows.shape[0].div_ceil(ELEMENTS) * rows.rows();
     let groups = threads.div_ceil(THREADS as usize).min(MAX_GROUPS);
-    let launch = Launch::new(&module_for("blocks", dtype), function, operands, groups)?;
+    let launch = PlannedLaunch::new(&module_for("blocks", dtype), function, operands, groups)?;
     Ok(launch.threads(THREADS))
 }
 
@@ -64,11 +66,11 @@ pub fn convert(node: Node<'_>) -> Launches {
     if u32::try_from(elements).is_err() {
         return Err("so many elements in another type of blocks".into());
     }
-    let decoded = Operand::workspace(DType::F32, 0, elements);
+    let decoded = LaunchOperand::workspace(DType::F32, 0, elements);
     Ok(vec![decode(decoded, a)?, encode(y, decoded)?])
 }
 
-fn copy(y: Operand, a: Operand) -> Launches {
+fn copy(y: LaunchOperand, a: LaunchOperand) -> Launches {
     let (len, bytes) = (y.dtype.block_len(), y.dtype.block_bytes());
     let unit = match bytes {
         bytes if bytes.is_multiple_of(4) => 4,
@@ -76,23 +78,23 @@ fn copy(y: Operand, a: Operand) -> Launches {
         _ => 1,
     };
     let groups = groups_for(y.elements() / len * (bytes / unit));
-    let launch = Launch::new("copy_blocks", "copy_blocks", vec![y, a], groups)?;
+    let launch = PlannedLaunch::new("copy_blocks", "copy_blocks", vec![y, a], groups)?;
     Ok(vec![launch.ints([len, bytes / unit, unit])])
 }
 
 /// Returns the launch that decodes `a` to the floats `y`.
-pub fn decode(y: Operand, a: Operand) -> Result<Launch, Unsupported> {
+pub fn decode(y: LaunchOperand, a: LaunchOperand) -> Result<PlannedLaunch, Unsupported> {
     floats([&y])?;
     launch(a.dtype, "decode", vec![y, a], &a)
 }
 
-fn encode(y: Operand, a: Operand) -> Result<Launch, Unsupported> {
+fn encode(y: LaunchOperand, a: LaunchOperand) -> Result<PlannedLaunch, Unsupported> {
     floats([&a])?;
     launch(y.dtype, "encode", vec![y, a], &y)
 }
 
 /// Fails for row numbers that are not integers of 32 or 64 bits.
-fn numbers(operand: &Operand) -> Result<(), Unsupported> {
+fn numbers(operand: &LaunchOperand) -> Result<(), Unsupported> {
     match operand.dtype {
         DType::I32 | DType::I64 => Ok(()),
         dtype => Err(format!("row numbers in {dtype}").into()),

@@ -1,7 +1,7 @@
 //! Operations that move elements: copies, conversions, repetition, concatenation.
 
 use super::{Launches, NO_KERNEL, blocks};
-use crate::plan::{Launch, Operand, Operands, Unsupported, groups_for};
+use crate::plan::{LaunchOperand, LaunchOperands, PlannedLaunch, Unsupported, groups_for};
 use samite_core::{DType, Node, Op};
 
 /// Returns the launches of an operation that moves elements.
@@ -30,7 +30,7 @@ fn unit(dtype: DType) -> usize {
 }
 
 /// Returns an operand that views the same bytes as units.
-fn in_units(mut operand: Operand) -> Result<Operand, Unsupported> {
+fn in_units(mut operand: LaunchOperand) -> Result<LaunchOperand, Unsupported> {
     let unit = unit(operand.dtype);
     let per_block = operand.dtype.block_bytes() / unit;
     if per_block > 1 && !operand.has_contiguous_rows() {
@@ -53,16 +53,16 @@ fn in_units(mut operand: Operand) -> Result<Operand, Unsupported> {
 /// Returns a launch that moves units.
 fn moved(
     function: &'static str,
-    operands: Vec<Operand>,
+    operands: Vec<LaunchOperand>,
     dim: usize,
-) -> Result<Launch, Unsupported> {
+) -> Result<PlannedLaunch, Unsupported> {
     let unit = unit(operands[0].dtype);
     let operands: Vec<_> = operands
         .into_iter()
         .map(in_units)
         .collect::<Result<_, _>>()?;
     let groups = groups_for(operands[0].elements());
-    let launch = Launch::new("copies", function, operands, groups)?;
+    let launch = PlannedLaunch::new("copies", function, operands, groups)?;
     Ok(launch.ints([unit, dim]))
 }
 
@@ -77,7 +77,7 @@ fn convert(node: Node<'_>) -> Launches {
     }
     let groups = groups_for(y.elements());
     if y.dtype == a.dtype {
-        let launch = Launch::new("copies", "copy", vec![y, a], groups)?;
+        let launch = PlannedLaunch::new("copies", "copy", vec![y, a], groups)?;
         return Ok(vec![launch.ints([y.dtype.block_bytes()])]);
     }
     for operand in [&y, &a] {
@@ -87,5 +87,10 @@ fn convert(node: Node<'_>) -> Launches {
             return Err(format!("a conversion from {} to {}", a.dtype, y.dtype).into());
         }
     }
-    Ok(vec![Launch::new("copies", "convert", vec![y, a], groups)?])
+    Ok(vec![PlannedLaunch::new(
+        "copies",
+        "convert",
+        vec![y, a],
+        groups,
+    )?])
 }

@@ -1,7 +1,7 @@
 //! Functions of elements.
 
 use super::{Launches, NO_KERNEL, floats};
-use crate::plan::{Launch, Operand, Operands, groups_for};
+use crate::plan::{LaunchOperand, LaunchOperands, PlannedLaunch, groups_for};
 use samite_core::{Glu, Node, Op, Unary};
 
 /// Number of a function in `kernels/elementwise.cu`, in the same order.
@@ -49,10 +49,13 @@ pub fn launches(node: Node<'_>) -> Launches {
 }
 
 /// Returns a launch of `function` over floats with a thread per element of the result.
-fn one(function: &'static str, operands: Vec<Operand>) -> Result<Launch, crate::plan::Unsupported> {
+fn one(
+    function: &'static str,
+    operands: Vec<LaunchOperand>,
+) -> Result<PlannedLaunch, crate::plan::Unsupported> {
     floats(&operands)?;
     let groups = groups_for(operands[0].elements());
-    Launch::new("elementwise", function, operands, groups)
+    PlannedLaunch::new("elementwise", function, operands, groups)
 }
 
 fn unary(node: Node<'_>, function: Function, numbers: [f32; 4]) -> Launches {
@@ -62,7 +65,10 @@ fn unary(node: Node<'_>, function: Function, numbers: [f32; 4]) -> Launches {
 
 /// Computes a function of the element's index.
 fn generate(node: Node<'_>, function: Function, numbers: [f32; 2]) -> Launches {
-    let launch = one("unary_elements", vec![node.result(), Operand::missing()])?;
+    let launch = one(
+        "unary_elements",
+        vec![node.result(), LaunchOperand::missing()],
+    )?;
     Ok(vec![launch.ints([function as usize]).floats(numbers)])
 }
 
@@ -96,7 +102,7 @@ fn glu(node: Node<'_>, kind: Glu, swapped: bool) -> Launches {
     };
     let (y, a) = (node.result(), node.operand(0)?);
     let b = node.optional(1);
-    let is_one = b.which == Operand::missing().which;
+    let is_one = b.which == LaunchOperand::missing().which;
     let half = y.shape[0];
     let (first, second) = match (is_one, swapped) {
         (false, _) => (0, 0),

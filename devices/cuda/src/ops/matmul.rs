@@ -2,7 +2,7 @@
 
 use super::blocks::{module_for, whole_blocks};
 use super::{Launches, NO_KERNEL, floats, tensor_cores};
-use crate::plan::{Card, Launch, MAX_GROUPS, Operand, Operands, Unsupported};
+use crate::plan::{Card, LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported};
 use samite_core::{DType, Node, Op};
 
 /// Maximum columns of a product in which warps walk along rows.
@@ -30,7 +30,7 @@ pub fn launches(node: Node<'_>, card: &Card) -> Launches {
 
 /// Computes products of decoded weights `a` with f32 columns, which every precision allows. The
 /// kernels are those of the source `kernels`.
-pub fn mul_mat(node: Node<'_>, a: Operand, kernels: &str) -> Launches {
+pub fn mul_mat(node: Node<'_>, a: LaunchOperand, kernels: &str) -> Launches {
     let operands = vec![node.result(), a, node.operand(1)?];
     let [y, a, b] = [operands[0], operands[1], operands[2]];
     whole_blocks(&a)?;
@@ -49,12 +49,14 @@ pub fn mul_mat(node: Node<'_>, a: Operand, kernels: &str) -> Launches {
     };
     let groups = (groups * batches).min(MAX_GROUPS);
     let module = module_for(kernels, a.dtype);
-    Ok(vec![Launch::new(&module, function, operands, groups)?])
+    Ok(vec![PlannedLaunch::new(
+        &module, function, operands, groups,
+    )?])
 }
 
 /// Computes products with selected experts `a`. Few tokens are computed column by column; many are
 /// tiled by expert. The kernels are those of the source `kernels`.
-pub fn mul_mat_id(node: Node<'_>, a: Operand, kernels: &str) -> Launches {
+pub fn mul_mat_id(node: Node<'_>, a: LaunchOperand, kernels: &str) -> Launches {
     let mut operands = vec![node.result(), a, node.operand(1)?, node.operand(2)?];
     let [y, a, b, ids] = [operands[0], operands[1], operands[2], operands[3]];
     whole_blocks(&a)?;
@@ -63,7 +65,7 @@ pub fn mul_mat_id(node: Node<'_>, a: Operand, kernels: &str) -> Launches {
     let (rows, experts, choices) = (a.shape[1], a.shape[2], ids.shape[0] * ids.shape[1]);
     if ids.shape[1] <= MAX_COLUMNS {
         let groups = (rows.div_ceil(2 * WARPS) * choices).min(MAX_GROUPS);
-        let launch = Launch::new(&module, "mul_mat_id_vec", operands, groups)?;
+        let launch = PlannedLaunch::new(&module, "mul_mat_id_vec", operands, groups)?;
         return Ok(vec![launch.can_fail()]);
     }
     let (lists, find) = expert_lists(node, experts)?;
@@ -71,17 +73,20 @@ pub fn mul_mat_id(node: Node<'_>, a: Operand, kernels: &str) -> Launches {
     // The last tile of each expert may be partial.
     let tiles = rows.div_ceil(TILE) * (choices.div_ceil(TILE) + experts);
     let groups = tiles.min(MAX_GROUPS);
-    let product = Launch::new(&module, "mul_mat_id_tiles", operands, groups)?;
+    let product = PlannedLaunch::new(&module, "mul_mat_id_tiles", operands, groups)?;
     Ok(vec![find, product])
 }
 
 /// Returns scratch memory for the list of choices of each expert, and the launch that fills it.
-pub fn expert_lists(node: Node<'_>, experts: usize) -> Result<(Operand, Launch), Unsupported> {
+pub fn expert_lists(
+    node: Node<'_>,
+    experts: usize,
+) -> Result<(LaunchOperand, PlannedLaunch), Unsupported> {
     let (y, ids) = (node.result(), node.operand(2)?);
     let choices = ids.shape[0] * ids.shape[1];
-    let lists = Operand::workspace(DType::I32, 0, experts * (1 + choices));
+    let lists = LaunchOperand::workspace(DType::I32, 0, experts * (1 + choices));
     let groups = experts.min(MAX_GROUPS);
-    let launch = Launch::new("experts", "expert_lists", vec![y, ids, lists], groups)?;
+    let launch = PlannedLaunch::new("experts", "expert_lists", vec![y, ids, lists], groups)?;
     Ok((lists, launch.ints([experts]).can_fail()))
 }
 
@@ -95,6 +100,6 @@ fn out_prod(node: Node<'_>) -> Launches {
     let groups = threads.div_ceil(128).min(MAX_GROUPS);
     let module = module_for("mul_mat", operands[1].dtype);
     Ok(vec![
-        Launch::new(&module, "out_prod", operands, groups)?.threads(128),
+        PlannedLaunch::new(&module, "out_prod", operands, groups)?.threads(128),
     ])
 }

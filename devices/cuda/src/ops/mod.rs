@@ -14,7 +14,7 @@ mod state;
 mod tensor_cores;
 mod training;
 
-use crate::plan::{Card, Launch, Operand, Operands, Unsupported};
+use crate::plan::{Card, LaunchOperand, LaunchOperands, PlannedLaunch, Unsupported};
 use samite_core::{DType, Node, Op};
 
 /// Facts about the memory of a node's sources.
@@ -25,7 +25,7 @@ pub struct OperandFacts {
 }
 
 /// Launches of a node, in order.
-pub type Launches = Result<Vec<Launch>, Unsupported>;
+pub type Launches = Result<Vec<PlannedLaunch>, Unsupported>;
 
 /// Returns the launches of one node. Leaves, views and empty results need none.
 ///
@@ -108,19 +108,21 @@ fn whole(node: Node<'_>, card: &Card) -> Launches {
 }
 
 /// Returns whether a launch quantizes columns for products of packed weights.
-pub fn is_quantization(launch: &Launch) -> bool {
+pub fn is_quantization(launch: &PlannedLaunch) -> bool {
     launch.module.name == packed::QUANTIZE
 }
 
 /// Returns whether a launch only reads quantized columns from scratch memory.
-pub fn is_quantized_product(launch: &Launch) -> bool {
+pub fn is_quantized_product(launch: &PlannedLaunch) -> bool {
     launch.module.name.starts_with(packed::QUANTIZED_PRODUCT)
 }
 
 const NO_KERNEL: &str = "there is no kernel for it";
 
 /// Fails for operands that kernels cannot read as floats: all types but f32, f16 and bf16.
-pub fn floats<'a>(operands: impl IntoIterator<Item = &'a Operand>) -> Result<(), Unsupported> {
+pub fn floats<'a>(
+    operands: impl IntoIterator<Item = &'a LaunchOperand>,
+) -> Result<(), Unsupported> {
     let is_float = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     match operands
         .into_iter()

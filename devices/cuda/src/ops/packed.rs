@@ -3,7 +3,7 @@
 use super::blocks::module_for;
 use super::matmul::{self, MAX_COLUMNS, WARPS};
 use super::{Launches, NO_KERNEL, floats};
-use crate::plan::{Launch, MAX_GROUPS, Operand, Operands};
+use crate::plan::{LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch};
 use samite_core::{DType, Node, Op};
 
 /// Source of the kernels that decode packed weights.
@@ -34,22 +34,22 @@ pub fn launches(node: Node<'_>) -> Launches {
 }
 
 /// Computes a product with few columns, which are quantized to 8 bits.
-fn products(node: Node<'_>, a: Operand) -> Launches {
+fn products(node: Node<'_>, a: LaunchOperand) -> Launches {
     let (y, b) = (node.result(), node.operand(1)?);
     floats([&y, &b])?;
     let (length, columns) = (b.shape[0], b.shape[1]);
     let codes = length * columns;
     // A scale and a scaled sum for each 16 elements.
-    let quantized = Operand::scratch_bytes(0, codes + codes / 16 * 8);
+    let quantized = LaunchOperand::scratch_bytes(0, codes + codes / 16 * 8);
     let warps = length.div_ceil(QUANTIZED_PIECE) * columns;
-    let quantize = Launch::new(
+    let quantize = PlannedLaunch::new(
         QUANTIZE,
         "quantize",
         vec![quantized, b],
         warps.div_ceil(WARPS).min(MAX_GROUPS),
     )?;
     let rows_per_warp = if columns <= 4 { 2 } else { 1 };
-    let product = Launch::new(
+    let product = PlannedLaunch::new(
         &module_for(QUANTIZED_PRODUCT, a.dtype),
         format!("mul_mat_int8_{}", columns.max(1)),
         vec![y, a, quantized],
@@ -59,13 +59,13 @@ fn products(node: Node<'_>, a: Operand) -> Launches {
 }
 
 /// Reads the rows that source 1 selects.
-fn rows(node: Node<'_>, a: Operand) -> Launches {
+fn rows(node: Node<'_>, a: LaunchOperand) -> Launches {
     let (y, numbers) = (node.result(), node.operand(1)?);
     if y.dtype != DType::F32 || !matches!(numbers.dtype, DType::I32 | DType::I64) {
         return Err("rows or numbers of another type".into());
     }
     let groups = (y.elements() / 32).div_ceil(128).min(MAX_GROUPS);
     let module = module_for("get_rows_packed", a.dtype);
-    let launch = Launch::new(&module, "get_rows", vec![y, a, numbers], groups)?;
+    let launch = PlannedLaunch::new(&module, "get_rows", vec![y, a, numbers], groups)?;
     Ok(vec![launch.threads(128).can_fail()])
 }

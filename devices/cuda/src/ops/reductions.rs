@@ -2,7 +2,9 @@
 
 use super::{Launches, NO_KERNEL, floats};
 use crate::fuse::norm_threads;
-use crate::plan::{Launch, MAX_GROUPS, Operand, Operands, Unsupported, groups_for};
+use crate::plan::{
+    LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported, groups_for,
+};
 use samite_core::{DType, Node, Op, SortOrder};
 
 /// Elements that are sorted in shared memory, as in `kernels/sort.cu`.
@@ -28,7 +30,7 @@ pub fn launches(node: Node<'_>) -> Launches {
             let operands = vec![node.result(), node.operand(0)?];
             floats(&operands)?;
             let groups = operands[0].rows().min(MAX_GROUPS);
-            Ok(vec![Launch::new(
+            Ok(vec![PlannedLaunch::new(
                 "reduce",
                 "running_sums",
                 operands,
@@ -48,7 +50,7 @@ fn norm(node: Node<'_>, eps: f32, kind: [usize; 2]) -> Launches {
     floats(&operands)?;
     let (length, groups) = (operands[0].shape[0], operands[0].rows().min(MAX_GROUPS));
     Ok(vec![
-        Launch::new("norm", "norm", operands, groups)?
+        PlannedLaunch::new("norm", "norm", operands, groups)?
             .ints(kind)
             .floats([eps])
             .threads(norm_threads(length)),
@@ -57,22 +59,22 @@ fn norm(node: Node<'_>, eps: f32, kind: [usize; 2]) -> Launches {
 
 /// Computes `sums` sums of `count` elements of `all` each, in logical order.
 fn sums(
-    [y, a]: [Operand; 2],
+    [y, a]: [LaunchOperand; 2],
     [count, sums, all]: [usize; 3],
     factor: f32,
-) -> Result<Launch, Unsupported> {
+) -> Result<PlannedLaunch, Unsupported> {
     floats([&y, &a])?;
     if u32::try_from(count).is_err() {
         return Err("sums of so many elements".into());
     }
-    let launch = Launch::new("reduce", "sums", vec![y, a], sums.min(MAX_GROUPS))?;
+    let launch = PlannedLaunch::new("reduce", "sums", vec![y, a], sums.min(MAX_GROUPS))?;
     Ok(launch
         .ints([count, sums, all & 0xffff_ffff, all >> 32])
         .floats([factor]))
 }
 
 /// Computes the sum of all elements of `a`, times `factor`. Many are first summed in pieces.
-fn sum(y: Operand, a: Operand, factor: f32) -> Launches {
+fn sum(y: LaunchOperand, a: LaunchOperand, factor: f32) -> Launches {
     let all = a.elements();
     let pieces = all.div_ceil(SUMMED_PIECE).clamp(1, 1 << 10);
     let count = all.div_ceil(pieces);
@@ -80,7 +82,7 @@ fn sum(y: Operand, a: Operand, factor: f32) -> Launches {
         return Ok(vec![sums([y, a], [all, 1, all], factor)?]);
     }
     let pieces = all.div_ceil(count);
-    let scratch = Operand::workspace(DType::F32, 0, pieces);
+    let scratch = LaunchOperand::workspace(DType::F32, 0, pieces);
     Ok(vec![
         sums([scratch, a], [count, pieces, all], 1.0)?,
         sums([y, scratch], [pieces, 1, pieces], factor)?,
@@ -91,7 +93,11 @@ fn sum(y: Operand, a: Operand, factor: f32) -> Launches {
 ///
 /// # Errors
 /// Returns the reason if there are too many.
-pub fn sum_in_one_group(y: Operand, a: Operand, factor: f32) -> Result<Launch, Unsupported> {
+pub fn sum_in_one_group(
+    y: LaunchOperand,
+    a: LaunchOperand,
+    factor: f32,
+) -> Result<PlannedLaunch, Unsupported> {
     let all = a.elements();
     sums([y, a], [all, 1, all], factor)
 }
@@ -106,17 +112,17 @@ fn argmax(node: Node<'_>) -> Launches {
     let (y, a) = (node.result(), node.operand(0)?);
     floats([&a])?;
     let threads = norm_threads(a.shape[0]);
-    let launch = Launch::new("reduce", "argmax", vec![y, a], a.rows().min(MAX_GROUPS))?;
+    let launch = PlannedLaunch::new("reduce", "argmax", vec![y, a], a.rows().min(MAX_GROUPS))?;
     Ok(vec![launch.threads(threads)])
 }
 
 /// Returns a launch that sorts pieces of rows. `found` are candidates, `kept` takes the results.
 fn sort(
-    [y, a, found, kept]: [Operand; 4],
+    [y, a, found, kept]: [LaunchOperand; 4],
     [pieces, count, ascends, candidates]: [usize; 4],
-) -> Result<Launch, Unsupported> {
+) -> Result<PlannedLaunch, Unsupported> {
     let groups = (pieces * a.rows()).min(MAX_GROUPS);
-    let launch = Launch::new("sort", "sort", vec![y, a, found, kept], groups)?;
+    let launch = PlannedLaunch::new("sort", "sort", vec![y, a, found, kept], groups)?;
     Ok(launch
         .ints([pieces, count, ascends, candidates])
         .threads(512))
@@ -127,13 +133,13 @@ fn argsort(node: Node<'_>, order: SortOrder) -> Launches {
     floats([&a])?;
     let (length, ascends) = (a.shape[0], usize::from(order == SortOrder::Ascending));
     if length <= SORTED_PIECE {
-        let operands = [y, a, Operand::missing(), Operand::missing()];
+        let operands = [y, a, LaunchOperand::missing(), LaunchOperand::missing()];
         return Ok(vec![sort(operands, [1, length, ascends, 0])?]);
     }
     if length > MAX_SORT {
         return Err(format!("rows longer than {MAX_SORT}").into());
     }
-    let launch = Launch::new("sort", "sort_long", vec![y, a], groups_for(a.elements()))?;
+    let launch = PlannedLaunch::new("sort", "sort_long", vec![y, a], groups_for(a.elements()))?;
     Ok(vec![launch.ints([0, 0, ascends])])
 }
 
@@ -150,19 +156,19 @@ fn top_k(node: Node<'_>, k: usize) -> Launches {
     }
     let rows = a.rows();
     let mut launches = Vec::new();
-    let mut found = Operand::missing();
+    let mut found = LaunchOperand::missing();
     let mut count = a.shape[0];
     // Two halves of the workspace take turns.
     let half = count.div_ceil(SORTED_PIECE) * k * rows * 4;
     for turn in 0.. {
         let pieces = count.div_ceil(SORTED_PIECE).max(1);
         if pieces == 1 {
-            let operands = [y, a, found, Operand::missing()];
+            let operands = [y, a, found, LaunchOperand::missing()];
             launches.push(sort(operands, [1, k, 0, count])?);
             break;
         }
         let first = (turn % 2) * half.next_multiple_of(256);
-        let kept = Operand::workspace(DType::I32, first, pieces * k * rows);
+        let kept = LaunchOperand::workspace(DType::I32, first, pieces * k * rows);
         launches.push(sort([y, a, found, kept], [pieces, k, 0, count])?);
         (found, count) = (kept, pieces * k);
     }
@@ -179,7 +185,7 @@ fn soft_max(node: Node<'_>, scale: f32, max_bias: f32) -> Launches {
     floats(&operands)?;
     let [length, _, heads, _] = operands[0].shape;
     let groups = operands[0].rows().min(MAX_GROUPS);
-    let launch = Launch::new("soft_max", "soft_max", operands, groups)?;
+    let launch = PlannedLaunch::new("soft_max", "soft_max", operands, groups)?;
     Ok(vec![
         launch
             .ints([1 << heads.max(1).ilog2()])

@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
 use super::{Launches, NO_KERNEL, floats};
-use crate::plan::{Launch, Operands, groups_for};
+use crate::plan::{LaunchOperands, PlannedLaunch, groups_for};
 use samite_core::{DType, Node, Op, Rope, RopeMode};
 use std::f64::consts::PI;
 
@@ -52,7 +52,7 @@ fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Launches {
     let [a, b, c, d] = rope.mode.sections().unwrap_or_default().map(|n| n as usize);
     let y = operands[0];
     let groups = groups_for((y.shape[0] - pairs) * y.rows());
-    let launch = Launch::new("rope", "rope", operands, groups)?;
+    let launch = PlannedLaunch::new("rope", "rope", operands, groups)?;
     let launch = launch.ints([rope.offset, pairs, partner, next, mode, a, b, c, d]);
     Ok(vec![launch.floats([
         high,

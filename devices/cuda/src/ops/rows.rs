@@ -1,7 +1,7 @@
 //! Operations that read or write rows by number.
 
 use super::{Launches, NO_KERNEL, blocks, floats};
-use crate::plan::{Launch, Operand, Operands, Unsupported, groups_for};
+use crate::plan::{LaunchOperand, LaunchOperands, PlannedLaunch, Unsupported, groups_for};
 use samite_core::{DType, Node, Op};
 
 /// Returns the launches of an operation with row numbers.
@@ -14,7 +14,7 @@ pub fn launches(node: Node<'_>) -> Launches {
     }
 }
 
-fn numbers(operand: &Operand) -> Result<(), Unsupported> {
+fn numbers(operand: &LaunchOperand) -> Result<(), Unsupported> {
     match operand.dtype {
         DType::I32 | DType::I64 => Ok(()),
         dtype => Err(format!("row numbers in {dtype}").into()),
@@ -32,7 +32,7 @@ fn get(node: Node<'_>) -> Launches {
         floats([&y, &a])?;
     }
     let groups = groups_for(y.elements());
-    let launch = Launch::new("rows", "get_rows", operands, groups)?;
+    let launch = PlannedLaunch::new("rows", "get_rows", operands, groups)?;
     Ok(vec![launch.can_fail()])
 }
 
@@ -45,7 +45,7 @@ fn set(node: Node<'_>) -> Launches {
     numbers(&operands[2])?;
     floats([&y, &a])?;
     let groups = groups_for(a.elements());
-    let launch = Launch::new("rows", "set_rows", operands, groups)?;
+    let launch = PlannedLaunch::new("rows", "set_rows", operands, groups)?;
     Ok(vec![launch.can_fail()])
 }
 
@@ -57,6 +57,6 @@ fn add_id(node: Node<'_>) -> Launches {
     floats(&operands[..3])?;
     numbers(&operands[3])?;
     let groups = groups_for(operands[0].elements());
-    let launch = Launch::new("rows", "add_id", operands, groups)?;
+    let launch = PlannedLaunch::new("rows", "add_id", operands, groups)?;
     Ok(vec![launch.can_fail()])
 }

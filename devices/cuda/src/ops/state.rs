@@ -1,7 +1,7 @@
 //! Recurrent operations, which carry a state from token to token.
 
 use super::{Launches, NO_KERNEL, floats};
-use crate::plan::{Launch, Operand, Operands, Unsupported, groups_for};
+use crate::plan::{LaunchOperand, LaunchOperands, PlannedLaunch, Unsupported, groups_for};
 use samite_core::{DType, Node, Op};
 
 /// Modules of recurrent kernels, each with the longest row of a state that its threads hold.
@@ -17,7 +17,9 @@ pub fn launches(node: Node<'_>) -> Launches {
             let operands = all(node, 2)?;
             floats(&operands)?;
             let groups = groups_for(operands[0].elements());
-            Ok(vec![Launch::new("ssm_conv", "ssm_conv", operands, groups)?])
+            Ok(vec![PlannedLaunch::new(
+                "ssm_conv", "ssm_conv", operands, groups,
+            )?])
         }
         Op::SsmScan { snapshots } => scan(node, snapshots),
         Op::GatedDeltaNet { snapshots } => delta_net(node, snapshots),
@@ -25,7 +27,7 @@ pub fn launches(node: Node<'_>) -> Launches {
     }
 }
 
-fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Unsupported> {
+fn all(node: Node<'_>, sources: usize) -> Result<Vec<LaunchOperand>, Unsupported> {
     let mut operands = vec![node.result()];
     for index in 0..sources {
         operands.push(node.operand(index)?);
@@ -36,16 +38,16 @@ fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Unsupported> {
 /// Returns a launch with `threads` threads. Each holds a row of `size` numbers.
 fn recurrent(
     function: &'static str,
-    operands: Vec<Operand>,
+    operands: Vec<LaunchOperand>,
     (size, threads): (usize, usize),
-) -> Result<Launch, Unsupported> {
+) -> Result<PlannedLaunch, Unsupported> {
     let module = MODULES.iter().find(|(_, longest)| size <= *longest);
     let (module, _) = module.ok_or_else(|| format!("states longer than {}", MODULES[2].1))?;
     if operands[0].dtype != DType::F32 || !operands[0].is_contiguous() {
         return Err("a result that is not one piece of f32".into());
     }
     let groups = threads.div_ceil(THREADS as usize);
-    Ok(Launch::new(module, function, operands, groups)?.threads(THREADS))
+    Ok(PlannedLaunch::new(module, function, operands, groups)?.threads(THREADS))
 }
 
 /// Computes a selective state space scan (Mamba).

@@ -3,7 +3,9 @@
 use super::Launches;
 use super::blocks::{module_for, whole_blocks};
 use super::matmul::{MAX_COLUMNS, expert_lists};
-use crate::plan::{Card, Launch, MAX_GROUPS, Operand, Operands, Unsupported, groups_for};
+use crate::plan::{
+    Card, LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported, groups_for,
+};
 use samite_core::{DType, Layout, Node, Op, Precision};
 
 /// Source of the kernels for weights as they lie in files.
@@ -36,7 +38,7 @@ pub fn can_multiply(node: Node<'_>, card: &Card) -> bool {
 
 /// Columns as halves in scratch memory.
 struct Halves {
-    scratch: Operand,
+    scratch: LaunchOperand,
     /// Parameters of the kernels: elements of a column with padding, bytes before the columns, and
     /// 1 for bf16.
     ints: [usize; 3],
@@ -45,30 +47,30 @@ struct Halves {
 impl Halves {
     /// Returns scratch memory from byte `first` on for all columns of `b`. For weights with the
     /// range of f32 they are bf16.
-    fn new(weights: DType, b: &Operand, first: usize) -> Self {
+    fn new(weights: DType, b: &LaunchOperand, first: usize) -> Self {
         let length = b.shape[0].next_multiple_of(DEPTH);
         let offset = (4 * b.rows()).next_multiple_of(ALIGNMENT);
         let is_wide = matches!(weights, DType::BF16 | DType::MXFP4);
         let words = (offset + 2 * length * b.rows()) / 4;
         Halves {
-            scratch: Operand::workspace(DType::I32, first, words),
+            scratch: LaunchOperand::workspace(DType::I32, first, words),
             ints: [length, offset, is_wide.into()],
         }
     }
 
     /// Returns the launch that converts the columns.
-    fn convert(&self, b: Operand) -> Result<Launch, Unsupported> {
+    fn convert(&self, b: LaunchOperand) -> Result<PlannedLaunch, Unsupported> {
         let groups = b.rows().min(MAX_GROUPS);
-        let launch = Launch::new("halves", "halves", vec![self.scratch, b], groups)?;
+        let launch = PlannedLaunch::new("halves", "halves", vec![self.scratch, b], groups)?;
         Ok(launch.ints(self.ints))
     }
 }
 
 /// A tile of a product: rows, columns, and the end of the kernel's name.
-type Tile = (usize, usize, &'static str);
+type ProductTile = (usize, usize, &'static str);
 
 /// Returns a large tile for products that occupy the card with such tiles, otherwise a small one.
-fn tile(rows: usize, columns: usize, card: &Card) -> Tile {
+fn tile(rows: usize, columns: usize, card: &Card) -> ProductTile {
     let large = rows.div_ceil(128) * columns.div_ceil(128);
     if columns > 32 && large >= card.processors as usize {
         (128, 128, "128")
@@ -79,7 +81,7 @@ fn tile(rows: usize, columns: usize, card: &Card) -> Tile {
 
 /// Returns the launches of a product with weights `a`, for which [`can_multiply`] holds. The
 /// kernels are those of the source `kernels`.
-pub fn launches(node: Node<'_>, a: Operand, kernels: &str, card: &Card) -> Launches {
+pub fn launches(node: Node<'_>, a: LaunchOperand, kernels: &str, card: &Card) -> Launches {
     let (y, b) = (node.result(), node.operand(1)?);
     whole_blocks(&a)?;
     super::floats([&y, &b])?;
@@ -95,7 +97,7 @@ pub fn launches(node: Node<'_>, a: Operand, kernels: &str, card: &Card) -> Launc
         let groups = rows.div_ceil(height) * (choices.div_ceil(width) + experts);
         let function = format!("mul_mat_id_mma_{end}");
         let operands = vec![y, a, b, ids, lists, halves.scratch];
-        let product = Launch::new(&module, function, operands, groups.min(MAX_GROUPS))?;
+        let product = PlannedLaunch::new(&module, function, operands, groups.min(MAX_GROUPS))?;
         return Ok(vec![find, halves.convert(b)?, product.ints(halves.ints)]);
     }
     let (columns, batches) = (b.shape[1], b.shape[2] * b.shape[3]);
@@ -104,22 +106,22 @@ pub fn launches(node: Node<'_>, a: Operand, kernels: &str, card: &Card) -> Launc
     let tiles = rows.div_ceil(height) * columns.div_ceil(width) * batches;
     let (shares, length) = shares(tiles, a.shape[0], card);
     let parts = match shares {
-        1 => Operand::missing(),
+        1 => LaunchOperand::missing(),
         _ => {
             let first = halves.scratch.bytes().next_multiple_of(ALIGNMENT);
-            Operand::workspace(DType::F32, first, shares * y.elements())
+            LaunchOperand::workspace(DType::F32, first, shares * y.elements())
         }
     };
     let function = format!("mul_mat_mma_{end}");
     let operands = vec![y, a, b, halves.scratch, parts];
     let groups = (shares * tiles).min(MAX_GROUPS);
-    let product = Launch::new(&module, function, operands, groups)?;
+    let product = PlannedLaunch::new(&module, function, operands, groups)?;
     let [padded, offset, is_wide] = halves.ints;
     let product = product.ints([padded, offset, is_wide, shares, length]);
     let mut launches = vec![halves.convert(b)?, product];
     if shares > 1 {
         let groups = groups_for(y.elements());
-        let sum = Launch::new("halves", "sum_parts", vec![y, parts], groups)?;
+        let sum = PlannedLaunch::new("halves", "sum_parts", vec![y, parts], groups)?;
         launches.push(sum.ints([shares]));
     }
     Ok(launches)

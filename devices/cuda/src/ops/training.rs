@@ -2,7 +2,9 @@
 
 use super::{Launches, NO_KERNEL, elementwise, floats, reductions};
 use crate::fuse::norm_threads;
-use crate::plan::{Launch, MAX_GROUPS, Operand, Operands, Unsupported, groups_for};
+use crate::plan::{
+    LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported, groups_for,
+};
 use samite_core::{DType, Node, Op};
 
 /// Returns the launches of an operation for training.
@@ -11,7 +13,7 @@ pub fn launches(node: Node<'_>) -> Launches {
         Op::RepeatBack { .. } => {
             let operands = all(node, 1)?;
             let groups = groups_for(operands[0].elements());
-            Ok(vec![Launch::new(
+            Ok(vec![PlannedLaunch::new(
                 "training",
                 "repeat_back",
                 operands,
@@ -36,7 +38,7 @@ pub fn launches(node: Node<'_>) -> Launches {
 }
 
 /// Returns the result and the sources, all of them floats.
-fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Unsupported> {
+fn all(node: Node<'_>, sources: usize) -> Result<Vec<LaunchOperand>, Unsupported> {
     let mut operands = vec![node.result()];
     for index in 0..sources {
         operands.push(node.operand(index)?);
@@ -48,11 +50,11 @@ fn all(node: Node<'_>, sources: usize) -> Result<Vec<Operand>, Unsupported> {
 /// Returns a launch with a group per row.
 fn by_rows(
     function: &'static str,
-    operands: Vec<Operand>,
+    operands: Vec<LaunchOperand>,
     rows: usize,
-) -> Result<Launch, Unsupported> {
+) -> Result<PlannedLaunch, Unsupported> {
     let threads = norm_threads(operands[1].shape[0].max(operands[0].shape[0]));
-    let launch = Launch::new("training", function, operands, rows.min(MAX_GROUPS))?;
+    let launch = PlannedLaunch::new("training", function, operands, rows.min(MAX_GROUPS))?;
     Ok(launch.threads(threads))
 }
 
@@ -70,7 +72,7 @@ fn get_rows_back(node: Node<'_>) -> Launches {
         return Err("row numbers must be i32".into());
     }
     let groups = groups_for(operands[0].elements());
-    let launch = Launch::new("training", "get_rows_back", operands, groups)?;
+    let launch = PlannedLaunch::new("training", "get_rows_back", operands, groups)?;
     Ok(vec![launch.can_fail()])
 }
 
@@ -78,7 +80,7 @@ fn get_rows_back(node: Node<'_>) -> Launches {
 fn cross_entropy(node: Node<'_>) -> Launches {
     let mut operands = all(node, 2)?;
     let (y, rows) = (operands[0], operands[1].rows());
-    let losses = Operand::workspace(DType::F32, 0, rows);
+    let losses = LaunchOperand::workspace(DType::F32, 0, rows);
     operands[0] = losses;
     let mut launches = vec![by_rows("cross_entropy", operands, rows)?];
     // The sum of many rows uses other scratch memory than their losses.
@@ -91,5 +93,7 @@ fn cross_entropy(node: Node<'_>) -> Launches {
 fn step(node: Node<'_>, function: &'static str, sources: usize) -> Launches {
     let operands = all(node, sources)?[1..].to_vec();
     let groups = groups_for(operands[0].elements());
-    Ok(vec![Launch::new("training", function, operands, groups)?])
+    Ok(vec![PlannedLaunch::new(
+        "training", function, operands, groups,
+    )?])
 }

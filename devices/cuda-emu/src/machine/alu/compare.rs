@@ -1,11 +1,11 @@
 //! Comparisons of lanes.
 
 use crate::machine::float::{flush, half_value};
-use crate::machine::registers::{Lane, Lanes, Registers, collect};
+use crate::machine::registers::{LaneValues, LaneWord, Registers, collect};
 use crate::ptx::instruction::{Comparison, Register, Type, flag};
 
 #[inline(always)]
-fn compare_lanes<T: Lane + PartialOrd>(
+fn compare_lanes<T: LaneWord + PartialOrd>(
     r: &Registers,
     op: Comparison,
     [a, b]: [Register; 2],
@@ -58,7 +58,7 @@ pub(crate) fn compare(
     })
 }
 
-fn compare_values(op: Comparison, values: &[Lanes; 2]) -> u32 {
+fn compare_values(op: Comparison, values: &[LaneValues; 2]) -> u32 {
     let scratch = Registers {
         r32: values.to_vec(),
         ..Registers::default()

@@ -2,13 +2,13 @@
 
 use super::{Flow, unsupported};
 use crate::machine::alu;
-use crate::machine::fault::Outcome;
+use crate::machine::fault::MachineResult;
 use crate::machine::registers::LANES;
 use crate::machine::warp::Warp;
 use crate::ptx::instruction::{Action, NO_REGISTER, Register, Type};
 
 /// Executes operations that move bits around.
-pub(super) fn execute_bits(warp: &mut Warp, action: &Action, mask: u32) -> Outcome<Flow> {
+pub(super) fn execute_bits(warp: &mut Warp, action: &Action, mask: u32) -> MachineResult<Flow> {
     let r = &mut warp.registers;
     let (mut narrow, mut wide) = ([0u32; LANES], [0u64; LANES]);
     let signed = |ty: Type, x: u32| match ty {
@@ -95,7 +95,7 @@ pub(super) fn execute_bits(warp: &mut Warp, action: &Action, mask: u32) -> Outco
 }
 
 /// Executes operations on fields of registers.
-fn execute_fields(warp: &mut Warp, action: &Action, mask: u32) -> Outcome<Flow> {
+fn execute_fields(warp: &mut Warp, action: &Action, mask: u32) -> MachineResult<Flow> {
     let r = &mut warp.registers;
     let (mut narrow, mut wide) = ([0u32; LANES], [0u64; LANES]);
     let (d, is_wide) = match *action {

@@ -1,14 +1,14 @@
 //! Parses operands, and turns them into registers.
 
-use super::{Body, Name, Operand, Symbol};
+use super::{Body, Name, PtxOperand, PtxSymbol};
 use crate::ptx::ParseError;
 use crate::ptx::instruction::{
-    Address, Class, Constant, FALSE, Register, SPECIAL_REGISTERS, TRUE, Type,
+    Class, Constant, FALSE, PtxAddress, Register, SPECIAL_REGISTERS, TRUE, Type,
 };
 use crate::ptx::lexer::{Literal, TokenKind};
 
 impl Body<'_, '_> {
-    pub(super) fn operands(&mut self) -> Result<Vec<Operand>, ParseError> {
+    pub(super) fn operands(&mut self) -> Result<Vec<PtxOperand>, ParseError> {
         let mut operands = Vec::new();
         while !self.cursor.is_sign(b';') {
             if !operands.is_empty() {
@@ -19,25 +19,25 @@ impl Body<'_, '_> {
         Ok(operands)
     }
 
-    fn operand(&mut self) -> Result<Operand, ParseError> {
+    fn operand(&mut self) -> Result<PtxOperand, ParseError> {
         let first = self.simple_operand()?;
         if self.cursor.take_sign(b'|') {
             let second = self.simple_operand()?;
-            return Ok(Operand::Pair(Box::new(first), Box::new(second)));
+            return Ok(PtxOperand::Pair(Box::new(first), Box::new(second)));
         }
         Ok(first)
     }
 
-    fn simple_operand(&mut self) -> Result<Operand, ParseError> {
+    fn simple_operand(&mut self) -> Result<PtxOperand, ParseError> {
         if self.cursor.take_sign(b'[') {
             let base = self.simple_operand()?;
             let offset = self.offset()?;
             self.cursor.expect_sign(b']')?;
             return Ok(match base {
-                Operand::Symbol(symbol, inner) => {
-                    Operand::Address(Box::new(Operand::Symbol(symbol, 0)), inner + offset)
+                PtxOperand::Symbol(symbol, inner) => {
+                    PtxOperand::Address(Box::new(PtxOperand::Symbol(symbol, 0)), inner + offset)
                 }
-                base => Operand::Address(Box::new(base), offset),
+                base => PtxOperand::Address(Box::new(base), offset),
             });
         }
         if self.cursor.take_sign(b'{') {
@@ -52,12 +52,12 @@ impl Body<'_, '_> {
                 }
                 list.push(self.simple_operand()?);
             }
-            return Ok(Operand::Vector(list));
+            return Ok(PtxOperand::Vector(list));
         }
         if self.cursor.take_sign(b'!') {
             let name = self.cursor.expect_word()?;
             return match self.find(name) {
-                Some(Name::Register(Class::Pred, p)) => Ok(Operand::Not(p)),
+                Some(Name::Register(Class::Pred, p)) => Ok(PtxOperand::Not(p)),
                 _ => self.cursor.error(format!("'{name}' is no predicate")),
             };
         }
@@ -67,7 +67,7 @@ impl Body<'_, '_> {
                 let name = self.cursor.word_of(token);
                 self.named_operand(name)
             }
-            _ => Ok(Operand::Number(self.cursor.expect_literal()?)),
+            _ => Ok(PtxOperand::Number(self.cursor.expect_literal()?)),
         }
     }
 
@@ -84,21 +84,21 @@ impl Body<'_, '_> {
         Ok(offset)
     }
 
-    fn named_operand(&mut self, name: &str) -> Result<Operand, ParseError> {
+    fn named_operand(&mut self, name: &str) -> Result<PtxOperand, ParseError> {
         if name == "_" {
-            return Ok(Operand::Discarded);
+            return Ok(PtxOperand::Discarded);
         }
         if let Some(index) = SPECIAL_REGISTERS.iter().position(|&s| s == name) {
-            return Ok(Operand::Register(Class::R32, index as Register));
+            return Ok(PtxOperand::Register(Class::R32, index as Register));
         }
         match self.find(name) {
-            Some(Name::Register(class, register)) => Ok(Operand::Register(class, register)),
+            Some(Name::Register(class, register)) => Ok(PtxOperand::Register(class, register)),
             Some(Name::Symbol(symbol)) => {
                 let offset = self.offset()?;
-                Ok(Operand::Symbol(symbol, offset))
+                Ok(PtxOperand::Symbol(symbol, offset))
             }
             Some(Name::Set { .. }) => self.cursor.error(format!("'{name}' has no number")),
-            None => Ok(Operand::Name(name.to_owned())),
+            None => Ok(PtxOperand::Name(name.to_owned())),
         }
     }
 
@@ -118,9 +118,13 @@ impl Body<'_, '_> {
     }
 
     /// Returns the register of a destination.
-    pub(crate) fn register(&self, operand: &Operand, class: Class) -> Result<Register, ParseError> {
+    pub(crate) fn register(
+        &self,
+        operand: &PtxOperand,
+        class: Class,
+    ) -> Result<Register, ParseError> {
         match *operand {
-            Operand::Register(c, register) if c == class && !self.is_fixed(c, register) => {
+            PtxOperand::Register(c, register) if c == class && !self.is_fixed(c, register) => {
                 Ok(register)
             }
             _ => self
@@ -140,11 +144,15 @@ impl Body<'_, '_> {
     }
 
     /// Returns the register of a source, which may be a constant.
-    pub(crate) fn source(&mut self, operand: &Operand, ty: Type) -> Result<Register, ParseError> {
+    pub(crate) fn source(
+        &mut self,
+        operand: &PtxOperand,
+        ty: Type,
+    ) -> Result<Register, ParseError> {
         let class = ty.class();
         match *operand {
-            Operand::Register(c, register) if c == class => Ok(register),
-            Operand::Number(literal) if class != Class::Pred => {
+            PtxOperand::Register(c, register) if c == class => Ok(register),
+            PtxOperand::Number(literal) if class != Class::Pred => {
                 let bits = match (literal, ty) {
                     (Literal::Double(v), Type::F32) => {
                         u64::from((f64::from_bits(v) as f32).to_bits())
@@ -159,12 +167,12 @@ impl Body<'_, '_> {
                 };
                 Ok(self.constant(Constant::Value(bits), class == Class::R64))
             }
-            Operand::Number(Literal::Integer(v)) => Ok(if v == 0 { FALSE } else { TRUE }),
-            Operand::Symbol(symbol, offset) if class != Class::Pred => {
+            PtxOperand::Number(Literal::Integer(v)) => Ok(if v == 0 { FALSE } else { TRUE }),
+            PtxOperand::Symbol(symbol, offset) if class != Class::Pred => {
                 let constant = match symbol {
-                    Symbol::Global(index) => Constant::Global(index, offset),
-                    Symbol::Shared(index) => Constant::Shared(index, offset),
-                    Symbol::Local(address) | Symbol::Parameter(address) => {
+                    PtxSymbol::Global(index) => Constant::Global(index, offset),
+                    PtxSymbol::Shared(index) => Constant::Shared(index, offset),
+                    PtxSymbol::Local(address) | PtxSymbol::Parameter(address) => {
                         Constant::Value(u64::from(address).wrapping_add_signed(offset))
                     }
                 };
@@ -177,26 +185,29 @@ impl Body<'_, '_> {
     }
 
     /// Returns a predicate, and true if it is negated.
-    pub(crate) fn predicate(&mut self, operand: &Operand) -> Result<(Register, bool), ParseError> {
+    pub(crate) fn predicate(
+        &mut self,
+        operand: &PtxOperand,
+    ) -> Result<(Register, bool), ParseError> {
         match *operand {
-            Operand::Not(register) => Ok((register, true)),
+            PtxOperand::Not(register) => Ok((register, true)),
             ref other => Ok((self.source(other, Type::Pred)?, false)),
         }
     }
 
     /// Returns an address. Numbers are absolute addresses.
-    pub(crate) fn address(&mut self, operand: &Operand) -> Result<Address, ParseError> {
-        let Operand::Address(base, offset) = operand else {
+    pub(crate) fn address(&mut self, operand: &PtxOperand) -> Result<PtxAddress, ParseError> {
+        let PtxOperand::Address(base, offset) = operand else {
             return self.cursor.error("an operand is no address");
         };
         let (register, is_wide) = match **base {
-            Operand::Register(Class::R32, register) => (register, false),
-            Operand::Register(Class::R64, register) => (register, true),
-            Operand::Symbol(..) | Operand::Number(_) => (self.source(base, Type::U64)?, true),
+            PtxOperand::Register(Class::R32, register) => (register, false),
+            PtxOperand::Register(Class::R64, register) => (register, true),
+            PtxOperand::Symbol(..) | PtxOperand::Number(_) => (self.source(base, Type::U64)?, true),
             _ => return self.cursor.error("an address is no register or variable"),
         };
         // The offset's range was checked.
-        Ok(Address {
+        Ok(PtxAddress {
             register,
             is_wide,
             offset: *offset as i32,

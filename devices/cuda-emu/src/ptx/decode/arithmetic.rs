@@ -3,7 +3,7 @@
 use super::Mnemonic;
 use crate::machine::support;
 use crate::ptx::ParseError;
-use crate::ptx::body::{Body, Operand};
+use crate::ptx::body::{Body, PtxOperand};
 use crate::ptx::instruction::{
     Action, Binary, Class, Comparison, Count, Logic, NO_REGISTER, NumberTest, PermuteMode, TRUE,
     Ternary, Type, Unary, flag,
@@ -17,7 +17,7 @@ fn take_rounding(m: &mut Mnemonic<'_>) {
 pub(super) fn binary(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let [d, a, b] = m.operands(operands)?;
     let ty = m.expect_type()?;
@@ -89,7 +89,7 @@ pub(super) fn binary(
 pub(super) fn unary(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let [d, a] = m.operands(operands)?;
     let ty = m.expect_type()?;
@@ -133,7 +133,7 @@ pub(super) fn unary(
 pub(super) fn count(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let [d, a] = m.operands(operands)?;
     let base = m.base;
@@ -215,7 +215,7 @@ fn ternary_op(m: &mut Mnemonic<'_>) -> Result<(Ternary, Type), ParseError> {
 pub(super) fn ternary(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let [d, a, b, c] = m.operands(operands)?;
     if m.base == "mad" && m.take("wide") {
@@ -275,7 +275,7 @@ pub(super) fn ternary(
 pub(super) fn bits(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let [d, a, b, c, e] = m.operands(operands)?;
     let ty = m.expect_type()?;
@@ -285,7 +285,7 @@ pub(super) fn bits(
     let d = body.register(d, ty.class())?;
     let (a, b) = (body.source(a, ty)?, body.source(b, ty)?);
     if m.base == "lop3" {
-        let Operand::Number(crate::ptx::lexer::Literal::Integer(table)) = *e else {
+        let PtxOperand::Number(crate::ptx::lexer::Literal::Integer(table)) = *e else {
             return m.error("the table of lop3 is no number".into());
         };
         let c = body.source(c, ty)?;
@@ -343,7 +343,7 @@ fn take_comparison(m: &mut Mnemonic<'_>, ty: Type) -> Result<Comparison, ParseEr
 pub(super) fn selection(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     match m.base {
         "selp" => {
@@ -417,7 +417,7 @@ pub(super) fn selection(
 fn comparison(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     if m.base == "set" {
         return comparison_set(body, m, operands);
@@ -435,7 +435,7 @@ fn comparison(
         _ => return m.error("'setp' has a wrong number of operands".into()),
     };
     let (d, q) = match d {
-        Operand::Pair(d, q) => (
+        PtxOperand::Pair(d, q) => (
             super::optional_register(body, d, Type::Pred)?,
             super::optional_register(body, q, Type::Pred)?,
         ),
@@ -464,7 +464,7 @@ fn comparison(
 fn comparison_set(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let [d, a, b] = m.operands(operands)?;
     let (result, ty) = (m.expect_type()?, m.expect_type()?);

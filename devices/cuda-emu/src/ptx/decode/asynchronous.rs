@@ -2,14 +2,14 @@
 
 use super::{Mnemonic, optional_register};
 use crate::ptx::ParseError;
-use crate::ptx::body::{Body, Operand};
+use crate::ptx::body::{Body, PtxOperand};
 use crate::ptx::instruction::{Action, BulkCopy, Class, MbarrierOp, NO_REGISTER, Space, Type};
 use crate::ptx::lexer::Literal;
 
 pub(super) fn decode(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     if m.base == "mbarrier" {
         return mbarrier(body, m, operands);
@@ -64,8 +64,8 @@ pub(super) fn decode(
         _ => return m.error("'cp.async' has a wrong number of operands".into()),
     };
     let bytes = match *bytes {
-        Operand::Number(Literal::Integer(16)) => 16,
-        Operand::Number(Literal::Integer(bytes @ (4 | 8))) if !is_whole_line => bytes as u8,
+        PtxOperand::Number(Literal::Integer(16)) => 16,
+        PtxOperand::Number(Literal::Integer(bytes @ (4 | 8))) if !is_whole_line => bytes as u8,
         _ => return m.error("'cp.async' copies 4, 8 or 16 bytes".into()),
     };
     let (to, from) = (body.address(to)?, body.address(from)?);
@@ -90,9 +90,9 @@ fn take_space(m: &mut Mnemonic<'_>) -> Space {
     }
 }
 
-fn number(m: &Mnemonic<'_>, operands: &[Operand]) -> Result<u32, ParseError> {
+fn number(m: &Mnemonic<'_>, operands: &[PtxOperand]) -> Result<u32, ParseError> {
     match operands {
-        [Operand::Number(Literal::Integer(n))] if *n < 1 << 16 => Ok(*n as u32),
+        [PtxOperand::Number(Literal::Integer(n))] if *n < 1 << 16 => Ok(*n as u32),
         _ => m.error(format!("'{}' needs a number", m.base)),
     }
 }
@@ -100,7 +100,7 @@ fn number(m: &Mnemonic<'_>, operands: &[Operand]) -> Result<u32, ParseError> {
 fn bulk(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     if m.take("commit_group") {
         return Ok(Action::CommitBulk);
@@ -149,7 +149,7 @@ fn bulk(
 fn mbarrier(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let space = take_space(m);
     for modifier in ["b64", "release", "acquire", "relaxed", "cta", "cluster"] {
@@ -207,17 +207,22 @@ fn mbarrier(
     })
 }
 
-type Parts<'o> = (MbarrierOp, u16, &'o Operand, Option<(&'o Operand, Type)>);
+type Parts<'o> = (
+    MbarrierOp,
+    u16,
+    &'o PtxOperand,
+    Option<(&'o PtxOperand, Type)>,
+);
 
 /// Decodes `mbarrier.arrive`, with or without a state as its result.
 fn arrive<'o>(
     body: &Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &'o [Operand],
+    operands: &'o [PtxOperand],
 ) -> Result<Parts<'o>, ParseError> {
     let completes = !m.take("noComplete");
     let (d, rest) = match operands {
-        [Operand::Address(..), ..] => (NO_REGISTER, operands),
+        [PtxOperand::Address(..), ..] => (NO_REGISTER, operands),
         [d, rest @ ..] => (optional_register(body, d, Type::B64)?, rest),
         [] => return m.unsupported(),
     };

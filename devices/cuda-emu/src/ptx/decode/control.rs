@@ -2,24 +2,24 @@
 
 use super::Mnemonic;
 use crate::ptx::ParseError;
-use crate::ptx::body::{Body, Operand};
+use crate::ptx::body::{Body, PtxOperand};
 use crate::ptx::instruction::{Action, BarrierMode, Class, Constant, NO_REGISTER, TRUE, Type};
 
 pub(super) fn branch(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     m.take("uni");
     match (m.base, operands) {
         ("ret", []) => Ok(body.return_action()),
         ("exit", []) => Ok(Action::Exit),
         ("trap" | "brkpt", []) => Ok(Action::Trap),
-        ("bra", [Operand::Name(label)]) => {
+        ("bra", [PtxOperand::Name(label)]) => {
             body.branch_to(label, false);
             Ok(Action::Branch { target: 0 })
         }
-        ("brx", [index, Operand::Name(table)]) if m.take("idx") => {
+        ("brx", [index, PtxOperand::Name(table)]) if m.take("idx") => {
             let index = body.source(index, Type::U32)?;
             body.branch_to(table, true);
             Ok(Action::BranchIndexed { index, table: 0 })
@@ -31,7 +31,7 @@ pub(super) fn branch(
 pub(super) fn barrier(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     if m.take("warp") {
         let [mask] = m.operands(operands)?;

@@ -3,18 +3,18 @@
 use super::{Mnemonic, optional_register};
 use crate::machine::support;
 use crate::ptx::ParseError;
-use crate::ptx::body::{Body, Operand};
+use crate::ptx::body::{Body, PtxOperand};
 use crate::ptx::instruction::{Action, Class, NO_REGISTER, Rounding, Space, Type};
 
 pub(super) fn mov(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let [d, a] = m.operands(operands)?;
     let ty = m.expect_type()?;
     match (d, a) {
-        (Operand::Vector(parts), _) => {
+        (PtxOperand::Vector(parts), _) => {
             let (parts, bits) = part_registers(body, m, parts, ty, true)?;
             let a = body.source(a, ty)?;
             Ok(Action::Unpack {
@@ -24,7 +24,7 @@ pub(super) fn mov(
                 parts,
             })
         }
-        (_, Operand::Vector(parts)) => {
+        (_, PtxOperand::Vector(parts)) => {
             let (parts, bits) = part_registers(body, m, parts, ty, false)?;
             let d = body.register(d, ty.class())?;
             Ok(Action::Pack {
@@ -34,7 +34,7 @@ pub(super) fn mov(
                 parts,
             })
         }
-        (_, Operand::Name(name)) => match (name.as_str(), ty.class()) {
+        (_, PtxOperand::Name(name)) => match (name.as_str(), ty.class()) {
             ("%clock" | "%clock_hi" | "%globaltimer_lo", Class::R32) => Ok(Action::Clock {
                 d: body.register(d, Class::R32)?,
                 is_wide: false,
@@ -61,7 +61,7 @@ pub(super) fn mov(
 fn part_registers(
     body: &mut Body<'_, '_>,
     m: &Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
     ty: Type,
     is_destination: bool,
 ) -> Result<([u16; 4], u8), ParseError> {
@@ -84,7 +84,7 @@ fn part_registers(
 pub(super) fn cvt(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let to_integral = [
         ("rni", Rounding::Nearest),
@@ -127,7 +127,7 @@ pub(super) fn cvt(
     }
     // Registers may be wider than the types.
     let a = match (a, from.class()) {
-        (Operand::Register(Class::R64, a), Class::R32) if !from.is_float() => {
+        (PtxOperand::Register(Class::R64, a), Class::R32) if !from.is_float() => {
             return narrow(body, m, to, from, *a, d);
         }
         _ => body.source(a, if from.bytes() == 1 { Type::B16 } else { from })?,
@@ -160,7 +160,7 @@ fn narrow(
     to: Type,
     from: Type,
     a: u16,
-    d: &Operand,
+    d: &PtxOperand,
 ) -> Result<Action, ParseError> {
     // Equal to a conversion of 64 bits if the result has no more bits than the source's type.
     if to.is_float() || to.bytes() > from.bytes() {
@@ -182,7 +182,7 @@ fn narrow(
 pub(super) fn cvta(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let [d, a] = m.operands(operands)?;
     let to = m.take("to");

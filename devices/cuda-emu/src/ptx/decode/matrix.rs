@@ -2,13 +2,15 @@
 
 use super::Mnemonic;
 use crate::ptx::ParseError;
-use crate::ptx::body::{Body, Operand};
-use crate::ptx::instruction::{Action, Address, Class, Matrix, MatrixKind, Register, Space, Type};
+use crate::ptx::body::{Body, PtxOperand};
+use crate::ptx::instruction::{
+    Action, Class, Matrix, MatrixKind, PtxAddress, Register, Space, Type,
+};
 
 pub(super) fn decode(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     match m.base {
         "mma" => multiply(body, m, operands),
@@ -20,12 +22,12 @@ pub(super) fn decode(
 fn registers(
     body: &mut Body<'_, '_>,
     m: &Mnemonic<'_>,
-    operand: &Operand,
+    operand: &PtxOperand,
     count: usize,
     is_destination: bool,
 ) -> Result<Vec<Register>, ParseError> {
     let list = match operand {
-        Operand::Vector(list) => list.clone(),
+        PtxOperand::Vector(list) => list.clone(),
         single => vec![single.clone()],
     };
     if list.len() != count {
@@ -48,7 +50,7 @@ fn push(body: &mut Body<'_, '_>, matrix: Matrix) -> Action {
     Action::Matrix { index }
 }
 
-fn empty(kind: MatrixKind, address: Option<Address>) -> Matrix {
+fn empty(kind: MatrixKind, address: Option<PtxAddress>) -> Matrix {
     Matrix {
         kind,
         d: Vec::new(),
@@ -62,7 +64,7 @@ fn empty(kind: MatrixKind, address: Option<Address>) -> Matrix {
 fn transfer(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let [first, second] = m.operands(operands)?;
     if !(m.take("sync") && m.take("aligned") && m.take("m8n8") && m.take("b16")) {
@@ -102,7 +104,7 @@ fn transfer(
 fn multiply(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let [d, a, b, c] = m.operands(operands)?;
     if !(m.take("sync") && m.take("aligned")) {

@@ -3,7 +3,7 @@
 use super::{Mnemonic, optional_register};
 use crate::machine::support;
 use crate::ptx::ParseError;
-use crate::ptx::body::{Body, Operand, Symbol};
+use crate::ptx::body::{Body, PtxOperand, PtxSymbol};
 use crate::ptx::instruction::{
     Action, AtomicOp, Class, NO_REGISTER, Ordering, Register, Space, Type,
 };
@@ -62,11 +62,17 @@ fn take_ordering(m: &mut Mnemonic<'_>) -> Ordering {
 }
 
 /// Returns the registers of a scalar or vector operand.
-fn vector(m: &Mnemonic<'_>, operand: &Operand, count: u8) -> Result<Vec<Operand>, ParseError> {
+fn vector(
+    m: &Mnemonic<'_>,
+    operand: &PtxOperand,
+    count: u8,
+) -> Result<Vec<PtxOperand>, ParseError> {
     match operand {
-        Operand::Vector(list) if count > 1 && list.len() == usize::from(count) => Ok(list.clone()),
-        Operand::Vector(list) if count == 1 && list.len() == 1 => Ok(list.clone()),
-        Operand::Vector(_) => m.error("a vector has a wrong number of elements".into()),
+        PtxOperand::Vector(list) if count > 1 && list.len() == usize::from(count) => {
+            Ok(list.clone())
+        }
+        PtxOperand::Vector(list) if count == 1 && list.len() == 1 => Ok(list.clone()),
+        PtxOperand::Vector(_) => m.error("a vector has a wrong number of elements".into()),
         other if count == 1 => Ok(vec![other.clone()]),
         _ => m.error("an operand is no vector".into()),
     }
@@ -79,7 +85,7 @@ fn take_count(m: &mut Mnemonic<'_>) -> u8 {
 pub(super) fn load(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let [to, address] = m.operands(operands)?;
     let space = m.take_of(&SPACES).unwrap_or(Space::Generic);
@@ -94,7 +100,7 @@ pub(super) fn load(
     let (mut d, mut is_wide) = ([NO_REGISTER; 4], [false; 4]);
     for (index, operand) in list.iter().enumerate() {
         is_wide[index] = ty.class() == Class::R64
-            || matches!(operand, Operand::Register(Class::R64, _)) && !ty.is_float();
+            || matches!(operand, PtxOperand::Register(Class::R64, _)) && !ty.is_float();
         d[index] = if is_wide[index] {
             optional_register(body, operand, Type::B64)?
         } else {
@@ -104,13 +110,13 @@ pub(super) fn load(
     if is_wide[..usize::from(count)]
         .iter()
         .any(|&w| w != is_wide[0])
-        && to != &Operand::Discarded
+        && to != &PtxOperand::Discarded
     {
         return m.error("the elements of a vector have different sizes".into());
     }
     if space == Space::Param
-        && let Operand::Address(base, offset) = address
-        && let Operand::Symbol(Symbol::Parameter(start), _) = **base
+        && let PtxOperand::Address(base, offset) = address
+        && let PtxOperand::Symbol(PtxSymbol::Parameter(start), _) = **base
     {
         let offset = i64::from(start) + offset;
         let Ok(offset) = u32::try_from(offset) else {
@@ -139,9 +145,11 @@ pub(super) fn load(
 }
 
 /// Returns the space that holds a parameter: only kernels' own ones are in a space apart.
-fn parameter_space(body: &Body<'_, '_>, space: Space, address: &Operand) -> Space {
+fn parameter_space(body: &Body<'_, '_>, space: Space, address: &PtxOperand) -> Space {
     let is_local = match address {
-        Operand::Address(base, _) => matches!(**base, Operand::Symbol(Symbol::Local(_), _)),
+        PtxOperand::Address(base, _) => {
+            matches!(**base, PtxOperand::Symbol(PtxSymbol::Local(_), _))
+        }
         _ => false,
     };
     if space == Space::Param && (is_local || !body.is_kernel) {
@@ -154,7 +162,7 @@ fn parameter_space(body: &Body<'_, '_>, space: Space, address: &Operand) -> Spac
 pub(super) fn store(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     if m.take("async") || m.take("bulk") {
         return m.unsupported();
@@ -173,7 +181,7 @@ pub(super) fn store(
     let mut a: [Register; 4] = [NO_REGISTER; 4];
     for (index, operand) in list.iter().enumerate() {
         // The register may be wider than the access.
-        if let Operand::Register(Class::R64, _) = operand
+        if let PtxOperand::Register(Class::R64, _) = operand
             && count == 1
         {
             is_wide = true;
@@ -210,7 +218,7 @@ fn ty_for_constant(ty: Type) -> Type {
 pub(super) fn atomic(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     if m.take("async") {
         return m.unsupported();

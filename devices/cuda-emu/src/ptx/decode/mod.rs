@@ -11,7 +11,7 @@ mod memory;
 mod warp;
 
 use super::ParseError;
-use super::body::{Body, Operand};
+use super::body::{Body, PtxOperand};
 use super::instruction::{Action, NO_REGISTER, Register, Type, flag};
 
 /// A mnemonic. Decoding takes its modifiers one by one.
@@ -127,8 +127,8 @@ impl<'a> Mnemonic<'a> {
     /// Returns the operands as an array, or an error if the number differs.
     pub(crate) fn operands<'o, const N: usize>(
         &self,
-        operands: &'o [Operand],
-    ) -> Result<&'o [Operand; N], ParseError> {
+        operands: &'o [PtxOperand],
+    ) -> Result<&'o [PtxOperand; N], ParseError> {
         match operands.try_into() {
             Ok(array) => Ok(array),
             Err(_) => self.error(format!(
@@ -144,7 +144,7 @@ impl<'a> Mnemonic<'a> {
 pub(crate) fn decode(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     let action = match m.base {
         "add" | "sub" | "mul" | "mul24" | "div" | "rem" | "min" | "max" | "and" | "or" | "xor"
@@ -183,11 +183,11 @@ pub(crate) fn decode(
 /// Returns the register of a destination that may be discarded.
 fn optional_register(
     body: &Body<'_, '_>,
-    operand: &Operand,
+    operand: &PtxOperand,
     ty: Type,
 ) -> Result<Register, ParseError> {
     match operand {
-        Operand::Discarded => Ok(NO_REGISTER),
+        PtxOperand::Discarded => Ok(NO_REGISTER),
         other => body.register(other, ty.class()),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Mnemonic, optional_register};
 use crate::ptx::ParseError;
-use crate::ptx::body::{Body, Operand};
+use crate::ptx::body::{Body, PtxOperand};
 use crate::ptx::instruction::{
     Action, AtomicOp, Class, NO_REGISTER, Register, ShuffleMode, Type, VoteMode,
 };
@@ -10,11 +10,11 @@ use crate::ptx::instruction::{
 /// Splits `d|p`.
 fn pair(
     body: &Body<'_, '_>,
-    operand: &Operand,
+    operand: &PtxOperand,
     ty: Type,
 ) -> Result<(Register, Register), ParseError> {
     match operand {
-        Operand::Pair(d, p) => Ok((
+        PtxOperand::Pair(d, p) => Ok((
             optional_register(body, d, ty)?,
             optional_register(body, p, Type::Pred)?,
         )),
@@ -25,7 +25,7 @@ fn pair(
 pub(super) fn decode(
     body: &mut Body<'_, '_>,
     m: &mut Mnemonic<'_>,
-    operands: &[Operand],
+    operands: &[PtxOperand],
 ) -> Result<Action, ParseError> {
     if m.base == "activemask" {
         let [d] = m.operands(operands)?;
