@@ -19,6 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Memory of a card.
 const CAPACITY: usize = 8 << 30;
 
+/// Maximum shared memory that a kernel may declare. An assembler refuses more.
+const MAX_STATIC_SHARED: usize = 48 << 10;
+
 /// Compute capability and seed of each card. Cards with equal capabilities compute the same bits.
 const CARDS: [(u32, u64); 4] = [(90, 0), (90, 1), (90, 2), (75, 3)];
 
@@ -426,13 +429,16 @@ impl DriverContext for EmulatedContext {
     ) -> DriverResult<FunctionHandle> {
         let mut state = self.call("cuModuleGetFunction")?;
         let index = module.0 as usize;
-        let found = state
-            .modules
-            .get(index)
-            .and_then(|module| module.kernel(name));
-        if found.is_none() {
+        let module = state.modules.get(index);
+        let Some(kernel) = module.and_then(|module| module.kernel(name)) else {
             return Err(other(format!(
                 "cuModuleGetFunction: there is no kernel {name}"
+            )));
+        };
+        let shared = kernel.static_shared_bytes();
+        if shared > MAX_STATIC_SHARED {
+            return Err(other(format!(
+                "{name} declares {shared} bytes of shared memory; {MAX_STATIC_SHARED} are allowed"
             )));
         }
         state.functions.push((index, name.to_owned()));
