@@ -160,7 +160,7 @@ pub trait DriverContext: Send + Sync + fmt::Debug {
     /// If any of it failed.
     fn synchronize(&self, stream: StreamHandle) -> DriverResult<()>;
 
-    /// Queues a write. Copies `data` before it returns.
+    /// Queues a write. `data` is no longer needed when it returns.
     ///
     /// # Errors
     /// If the range is not allocated, or earlier work failed.

@@ -6,7 +6,7 @@
 use crate::driver::Address;
 use crate::gpu::OpenedCard;
 use samite_core::{Error, Result};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Contents of a word without a failure.
 const NO_FAILURE: u32 = u32::MAX;
@@ -25,16 +25,18 @@ pub struct Failures {
     device: Box<str>,
     pub word: Address,
     state: Mutex<FailureState>,
+    /// Held during a check, so that a second one sees the result of the first.
+    checking: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct FailureState {
     /// Next node number.
     next: u32,
-    /// Work queued since the word was last read.
+    /// Work that was queued and can be queued again.
     pending: Vec<Arc<Fallible>>,
     /// Failure words of other streams whose work ran on this one, or before it.
-    others: Vec<Arc<Failures>>,
+    others: Vec<Weak<Failures>>,
 }
 
 impl Failures {
@@ -45,6 +47,7 @@ impl Failures {
             device: device.into(),
             word,
             state: Mutex::default(),
+            checking: Mutex::default(),
         };
         opened.write(word, &NO_FAILURE.to_le_bytes())?;
         Ok(Arc::new(failures))
@@ -80,14 +83,16 @@ impl Failures {
         self.add_other(owner);
     }
 
-    /// Makes the next check of this word also check the one of another stream.
+    /// Makes checks of this word also check the one of another stream, and those that it checks.
     pub fn add_other(self: &Arc<Self>, other: &Arc<Failures>) {
         if Arc::ptr_eq(self, other) {
             return;
         }
         let mut state = self.state();
-        if !state.others.iter().any(|known| Arc::ptr_eq(known, other)) {
-            state.others.push(Arc::clone(other));
+        state.others.retain(|known| known.strong_count() > 0);
+        let other = Arc::downgrade(other);
+        if !state.others.iter().any(|known| known.ptr_eq(&other)) {
+            state.others.push(other);
         }
     }
 
@@ -95,34 +100,40 @@ impl Failures {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`], which names the node.
-    pub fn check(&self) -> Result<()> {
-        let others = std::mem::take(&mut self.state().others);
-        let own = self.check_own();
-        let mut result = own;
-        for other in others {
-            let told = other.check_own();
-            result = result.and(told);
+    pub fn check(self: &Arc<Self>) -> Result<()> {
+        let mut all = vec![Arc::clone(self)];
+        let mut at = 0;
+        while at < all.len() {
+            let others = all[at].state().others.clone();
+            for other in others.iter().filter_map(Weak::upgrade) {
+                if !all.iter().any(|known| Arc::ptr_eq(known, &other)) {
+                    all.push(other);
+                }
+            }
+            at += 1;
         }
-        result
+        let checked = all.iter().map(|failures| failures.check_own());
+        checked.fold(Ok(()), Result::and)
     }
 
     fn check_own(&self) -> Result<()> {
-        let pending = std::mem::take(&mut self.state().pending);
+        let _one_at_a_time = self.checking.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = self.state().pending.clone();
         if pending.is_empty() {
             return Ok(());
         }
+        // Work that is gone was done before the word is read. Other work may still run, so it stays
+        // on the list. Besides the list, only the clone here holds it.
+        let is_gone = |work: &Arc<Fallible>| Arc::strong_count(work) == 2;
+        let gone: Vec<_> = pending.iter().filter(|work| is_gone(work)).collect();
         let mut word = [0; 4];
-        let read = self.opened.read(self.word, &mut word);
+        self.opened.read(self.word, &mut word)?;
         let number = u32::from_le_bytes(word);
-        let reset = read.and_then(|()| match number {
-            NO_FAILURE => Ok(()),
-            _ => self.opened.write(self.word, &NO_FAILURE.to_le_bytes()),
-        });
-        if let Err(error) = reset {
-            // The result of this work is unknown; the next check must ask again.
-            self.state().pending.extend(pending);
-            return Err(error);
+        if number != NO_FAILURE {
+            self.opened.write(self.word, &NO_FAILURE.to_le_bytes())?;
         }
+        let is_left = |work: &Arc<Fallible>| !gone.iter().any(|gone| Arc::ptr_eq(gone, work));
+        self.state().pending.retain(is_left);
         if number == NO_FAILURE {
             return Ok(());
         }

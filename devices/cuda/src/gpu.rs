@@ -19,7 +19,9 @@ pub struct Gpu {
     driver: Arc<dyn Driver>,
     index: usize,
     pub info: CardInfo,
-    opened: OnceLock<Result<Arc<OpenedCard>>>,
+    opened: OnceLock<Arc<OpenedCard>>,
+    /// Held while the card is opened.
+    opening: Mutex<()>,
 }
 
 impl Gpu {
@@ -30,6 +32,7 @@ impl Gpu {
             index,
             info,
             opened: OnceLock::new(),
+            opening: Mutex::default(),
         })
     }
 
@@ -52,14 +55,22 @@ impl Gpu {
     /// Opens the card, or returns the opened one.
     ///
     /// # Errors
-    /// If it cannot be opened. The reason stays the same as long as the process runs.
+    /// If it cannot be opened now.
     pub fn open(&self) -> Result<&Arc<OpenedCard>> {
-        let opened = self.opened.get_or_init(|| {
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened);
+        }
+        let _one_at_a_time = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.opened.get().is_none() {
             let context = self.driver.open(self.index);
             let context = context.map_err(|error| Error::device(&self.name, error.message))?;
-            Ok(Arc::new(OpenedCard::new(&self.name, context)?))
-        });
-        opened.as_ref().map_err(Clone::clone)
+            // The lock is held, so that this sets it.
+            let _ = self
+                .opened
+                .set(Arc::new(OpenedCard::new(&self.name, context)?));
+        }
+        let opened = self.opened.get();
+        opened.ok_or_else(|| Error::device(&self.name, "it is being opened"))
     }
 }
 
@@ -73,7 +84,7 @@ pub struct OpenedCard {
     lost: AtomicBool,
     kernels: Mutex<Kernels>,
     /// Tables that kernels of IQ types read.
-    tables: OnceLock<Result<Address>>,
+    tables: Mutex<Option<Address>>,
 }
 
 #[derive(Debug, Default)]
@@ -91,7 +102,7 @@ impl OpenedCard {
             context,
             lost: AtomicBool::new(false),
             kernels: Mutex::default(),
-            tables: OnceLock::new(),
+            tables: Mutex::default(),
         })
     }
 
@@ -103,7 +114,8 @@ impl OpenedCard {
         result.map_err(|error| self.error(error))
     }
 
-    fn error(&self, error: DriverError) -> Error {
+    /// Converts an error of a driver call.
+    pub fn error(&self, error: DriverError) -> Error {
         match error.kind {
             DriverErrorKind::Lost => {
                 self.lost.store(true, Ordering::Release);
@@ -112,7 +124,13 @@ impl OpenedCard {
                     message: error.message.into(),
                 }
             }
-            _ => Error::device(&self.device, error.message),
+            DriverErrorKind::OutOfMemory => Error::OutOfMemory {
+                device: self.device.clone(),
+                what: error.message.into(),
+                asked: 0,
+                free: None,
+            },
+            DriverErrorKind::Other => Error::device(&self.device, error.message),
         }
     }
 
@@ -234,18 +252,24 @@ impl OpenedCard {
         Ok(function)
     }
 
+    fn known_tables(&self) -> MutexGuard<'_, Option<Address>> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns the address of the tables that kernels of IQ types read.
     ///
     /// # Errors
     /// If they cannot be written.
     pub fn tables(&self) -> Result<Address> {
-        let uploaded = self.tables.get_or_init(|| {
-            let bytes = tables();
-            let address = self.alloc(bytes.len().max(1), "tables of block types")?;
-            self.write(address, &bytes)?;
-            Ok(address)
-        });
-        uploaded.clone()
+        let mut known = self.known_tables();
+        if let Some(address) = *known {
+            return Ok(address);
+        }
+        let bytes = tables();
+        let address = self.alloc(bytes.len().max(1), "tables of block types")?;
+        self.write(address, &bytes)
+            .inspect_err(|_| self.free(address))?;
+        Ok(*known.insert(address))
     }
 }
 
@@ -254,8 +278,8 @@ impl Drop for OpenedCard {
         if self.is_lost() {
             return;
         }
-        if let Some(Ok(address)) = self.tables.get() {
-            self.context.free(*address);
+        if let Some(address) = self.known_tables().take() {
+            self.context.free(address);
         }
         self.context.destroy_stream(self.transfers);
     }

@@ -2,7 +2,7 @@
 
 use crate::buffer::CudaBuffer;
 use crate::device::{CudaDevice, WeightMemory};
-use crate::driver::{Address, GraphHandle, KernelLaunch};
+use crate::driver::{Address, DriverErrorKind, GraphHandle, KernelLaunch};
 use crate::event::CudaEvent;
 use crate::failures::{Failures, Fallible};
 use crate::fuse::{NodeLaunch, launch_list};
@@ -26,7 +26,7 @@ const PIECE: usize = 32;
 
 /// Maximum number of threads of all launches together for which they are recorded as a graph. A
 /// longer run gains nothing, and a graph cannot be cancelled.
-const MAX_GRAPH_THREADS: u64 = 1 << 28;
+const MAX_GRAPH_THREADS: u64 = 1 << 31;
 
 /// A launch with addresses, and its node.
 struct BoundLaunch {
@@ -45,6 +45,8 @@ struct PreparedLaunches {
     _buffers: Vec<Arc<dyn Buffer>>,
     runs: u64,
     graph: Option<GraphHandle>,
+    /// True if the driver failed to record a graph.
+    is_refused: bool,
     /// Stream of the last run, which must be done before the graph goes.
     last: Option<Arc<DriverStream>>,
 }
@@ -160,6 +162,9 @@ impl CudaStream {
         operand: &LaunchOperand,
         buffers: &mut Vec<Arc<dyn Buffer>>,
     ) -> Result<Address> {
+        if operand.bytes() == 0 {
+            return Ok(0);
+        }
         let missing = || Error::invalid("the workspace is missing or too small");
         let workspace = work.workspace.ok_or_else(missing)?;
         let needed = operand.first.checked_add(operand.bytes());
@@ -259,24 +264,27 @@ impl CudaStream {
         Ok(())
     }
 
-    /// Runs the recorded graph. Records it first where that is still to be done.
-    fn run_graph(&self, work: &mut PreparedLaunches) -> Result<()> {
-        let context = &self.opened.context;
-        let graph = match work.graph {
-            Some(graph) => graph,
-            None => {
-                let launches: Vec<_> = work
-                    .launches
-                    .iter()
-                    .map(|step| step.launch.clone())
-                    .collect();
-                *work
-                    .graph
-                    .insert(self.opened.check(context.create_graph(&launches))?)
+    /// Returns the recorded graph. Records it first if that was not tried yet. Returns `None` if the
+    /// driver cannot: launches alone do the same.
+    fn graph(&self, work: &mut PreparedLaunches) -> Result<Option<GraphHandle>> {
+        if work.graph.is_none() && !work.is_refused {
+            let launches: Vec<_> = work
+                .launches
+                .iter()
+                .map(|step| step.launch.clone())
+                .collect();
+            match self.opened.context.create_graph(&launches) {
+                Ok(graph) => work.graph = Some(graph),
+                Err(error) if error.kind == DriverErrorKind::Lost => {
+                    return Err(self.opened.error(error));
+                }
+                Err(error) => {
+                    tracing::warn!("{}: no graph is recorded: {error}", self.device.name());
+                    work.is_refused = true;
+                }
             }
-        };
-        self.opened
-            .check(context.launch_graph(self.stream.handle, graph))
+        }
+        Ok(work.graph)
     }
 
     /// Returns the address of a tensor of this device.
@@ -349,6 +357,7 @@ impl Stream for CudaStream {
             _buffers: buffers,
             runs: 0,
             graph: None,
+            is_refused: false,
             last: None,
         }))
     }
@@ -377,12 +386,17 @@ impl Stream for CudaStream {
         work.last = Some(Arc::clone(&self.stream));
         work.runs += 1;
         if control.observer.is_some() {
-            self.run_observed(work, control)
-        } else if work.runs > 1 && self.device.records_graphs() && work.is_short() {
-            self.run_graph(work)
-        } else {
-            self.run_pieces(&work.launches, control.cancel)
+            return self.run_observed(work, control);
         }
+        if work.runs > 1
+            && self.device.records_graphs()
+            && work.is_short()
+            && let Some(graph) = self.graph(work)?
+        {
+            let launched = self.opened.context.launch_graph(self.stream.handle, graph);
+            return self.opened.check(launched);
+        }
+        self.run_pieces(&work.launches, control.cancel)
     }
 
     fn write(&mut self, to: &TensorRef, offset: usize, data: &[u8]) -> Result<()> {

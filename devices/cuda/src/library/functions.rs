@@ -67,6 +67,7 @@ functions! {
     cuDevicePrimaryCtxRetain as retain_context(*mut *mut c_void, c_int);
     cuDevicePrimaryCtxRelease_v2 as release_context(c_int);
     cuCtxSetCurrent as set_current(*mut c_void);
+    cuCtxSynchronize as synchronize_context();
     cuMemGetInfo_v2 as memory(*mut usize, *mut usize);
     cuMemAlloc_v2 as alloc(*mut u64, usize);
     cuMemFree_v2 as free(u64);
@@ -134,6 +135,8 @@ impl Functions {
                 .map_or_else(|| error.to_string(), ToString::to_string);
             format!("{said} (it comes with NVIDIA's driver)")
         })?;
+        // Work of the driver's threads may outlive everything here, even if it cannot be used.
+        let library = std::mem::ManuallyDrop::new(library);
         let functions = Functions::find(&library)?;
         let mut version = 0;
         // SAFETY: the version is written to a variable that outlives the call.
@@ -153,8 +156,6 @@ impl Functions {
         functions
             .check("cuInit", code)
             .map_err(|error| error.message)?;
-        // Work of the driver's threads may outlive everything here.
-        std::mem::forget(library);
         Ok((functions, version))
     }
 
@@ -190,11 +191,27 @@ impl Functions {
 fn kind_of(code: Code) -> DriverErrorKind {
     match code {
         2 => DriverErrorKind::OutOfMemory,
-        // Shutdown, missing device, destroyed context, memory and link errors, faults of kernels,
-        // unknown errors: the driver's documentation says that the process must start again.
-        4 | 46 | 101 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 999 => {
-            DriverErrorKind::Lost
-        }
+        // A forked process, shutdown, missing device, destroyed context, memory and link errors,
+        // faults of kernels, unknown errors: the driver's documentation says that the process must
+        // start again.
+        3
+        | 4
+        | 46
+        | 100
+        | 101
+        | 201
+        | 214
+        | 220
+        | 226
+        | 700
+        | 702
+        | 709
+        | 710
+        | 714..=719
+        | 721
+        | 810
+        | 911
+        | 999 => DriverErrorKind::Lost,
         _ => DriverErrorKind::Other,
     }
 }

@@ -220,7 +220,13 @@ impl DriverContext for SystemContext {
     }
 
     fn free(&self, address: Address) {
-        // SAFETY: the address comes from `alloc`. The driver waits for work that uses the memory.
+        // Queued copies may still use the memory, and that the driver waits is documented nowhere.
+        // SAFETY: no preconditions.
+        let waited = unsafe { self.call("cuCtxSynchronize", |f| (f.synchronize_context)()) };
+        if let Err(error) = waited {
+            tracing::debug!("{error}");
+        }
+        // SAFETY: the address comes from `alloc`, and nothing uses the memory any more.
         let freed = unsafe { self.call("cuMemFree", |f| (f.free)(address)) };
         if let Err(error) = freed {
             tracing::debug!("{error}");
@@ -319,14 +325,15 @@ impl DriverContext for SystemContext {
         if data.is_empty() {
             return Ok(());
         }
-        // SAFETY: `data` is ordinary memory, which the driver copies to a buffer of its own before
-        // it returns (CUDA driver API, "API synchronization behavior").
+        // SAFETY: `data` outlives the copy, because the stream is synchronized below. The driver
+        // need not copy it before it returns, least of all if something else pinned it.
         unsafe {
             self.call("cuMemcpyHtoDAsync", |f| {
                 let (from, len) = (data.as_ptr().cast(), data.len());
                 (f.write)(to, from, len, pointer(stream.0))
             })
-        }
+        }?;
+        self.synchronize(stream)
     }
 
     fn read(&self, stream: StreamHandle, from: Address, out: &mut [u8]) -> DriverResult<()> {

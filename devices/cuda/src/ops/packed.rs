@@ -49,11 +49,12 @@ fn products(node: Node<'_>, a: LaunchOperand) -> Launches {
         warps.div_ceil(WARPS).min(MAX_GROUPS),
     )?;
     let rows_per_warp = if columns <= 4 { 2 } else { 1 };
+    let rows = if columns == 0 { 0 } else { a.shape[1] };
     let product = PlannedLaunch::new(
         &module_for(QUANTIZED_PRODUCT, a.dtype),
         format!("mul_mat_int8_{}", columns.max(1)),
         vec![y, a, quantized],
-        a.shape[1].div_ceil(WARPS * rows_per_warp).min(MAX_GROUPS),
+        rows.div_ceil(WARPS * rows_per_warp).min(MAX_GROUPS),
     )?;
     Ok(vec![quantize.ints([codes]), product.ints([codes])])
 }
