@@ -479,7 +479,7 @@ fn flags_select_and_exclude_plugins() {
     // Unknown names are reported together with the existing ones.
     let run = with_plugins(dir.path(), &["devices", "--disable", "nope,blas,bad"]);
     let warning = "warning: no backend is called 'nope', so none of that name was disabled; \
-                   there are: blas, cpu, ggml, reference, remote, rpc, ";
+                   there are: blas, cpu, cuda, cuda-emu, ggml, reference, remote, rpc, ";
     // A build with more features lists more.
     let rest = run.stderr.trim().strip_prefix(warning);
     assert!(
