@@ -5,32 +5,47 @@
 // Pieces of 128 elements of the largest head.
 #define PIECES 8
 
+// Maximum number of groups that share the keys of a row.
+#define MAX_SHARES 64
+
 // y = attention of rows whose keys were shared between several groups. One group per row.
 KERNEL THREADS(GROUP_THREADS) combine(GLOBAL u8 *y, const GLOBAL u8 *partials,
                                       const GLOBAL u8 *sinks, COMMON) {
-    u32 shares = p.ints[1], size = p.t[0].shape[0];
+    SHARED float weights[MAX_SHARES], sums[2];
+    u32 shares = p.ints[1], size = p.t[0].shape[0], lane = thread_id();
     u32 rows = ROWS(p.t[0]);
 #pragma unroll 1
     for (u32 row = group_id(); row < rows; row += group_count()) {
         ROW_INDICES(row, p.t[0].shape, head, token, batch);
         const GLOBAL float *parts = (const GLOBAL float *)partials + (u64)row * shares * (size + 2);
-        float largest = LOWEST, total = 0;
-#pragma unroll 1
-        for (u32 s = 0; s < shares; s++) largest = max_float(largest, parts[s * (size + 2)]);
-#pragma unroll 1
-        for (u32 s = 0; s < shares; s++) {
-            const GLOBAL float *part = parts + s * (size + 2);
-            total += part[1] * (part[0] == LOWEST ? 1.0f : exp_fast(part[0] - largest));
-        }
-        float factor = final_factor(largest, total, sink_of(sinks, head));
-#pragma unroll 1
-        for (u32 d = thread_id(); d < size; d += GROUP_THREADS) {
-            float sum = 0;
-#pragma unroll 1
-            for (u32 s = 0; s < shares; s++) {
+        barrier_local();
+        if (lane < 32) {
+            float largest = LOWEST, total = 0;
+#pragma unroll
+            for (u32 s = lane; s < MAX_SHARES; s += 32)
+                if (s < shares) largest = max_float(largest, parts[s * (size + 2)]);
+            largest = warp_max(largest);
+#pragma unroll
+            for (u32 s = lane; s < MAX_SHARES; s += 32) {
+                if (s >= shares) continue;
                 const GLOBAL float *part = parts + s * (size + 2);
-                sum += part[2 + d] * (part[0] == LOWEST ? 1.0f : exp_fast(part[0] - largest));
+                float weight = part[0] == LOWEST ? 1.0f : exp_fast(part[0] - largest);
+                weights[s] = weight;
+                total += part[1] * weight;
             }
+            total = warp_sum(total);
+            if (lane == 0) {
+                sums[0] = largest;
+                sums[1] = total;
+            }
+        }
+        barrier_local();
+        float factor = final_factor(sums[0], sums[1], sink_of(sinks, head));
+#pragma unroll 1
+        for (u32 d = lane; d < size; d += GROUP_THREADS) {
+            float sum = 0;
+#pragma unroll 8
+            for (u32 s = 0; s < shares; s++) sum += parts[s * (size + 2) + 2 + d] * weights[s];
             *(GLOBAL float *)(y + AT(p.t[0], d, head, token, batch)) = sum * factor;
         }
     }

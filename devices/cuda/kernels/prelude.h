@@ -261,16 +261,14 @@ INLINE float group_sum(float v, LOCAL float *scratch) {
     barrier_local();
     if ((thread_id() & 31) == 0) scratch[thread_id() >> 5] = v;
     barrier_local();
-    float sum = 0;
-    for (u32 i = 0; i < thread_count() >> 5; i++) sum += scratch[i];
-    return sum;
+    u32 lane = thread_id() & 31;
+    return warp_sum(lane < thread_count() >> 5 ? scratch[lane] : 0.0f);
 }
 INLINE float group_max(float v, LOCAL float *scratch) {
     v = warp_max(v);
     barrier_local();
     if ((thread_id() & 31) == 0) scratch[thread_id() >> 5] = v;
     barrier_local();
-    float most = scratch[0];
-    for (u32 i = 1; i < thread_count() >> 5; i++) most = max_float(most, scratch[i]);
-    return most;
+    u32 lane = thread_id() & 31;
+    return warp_max(scratch[lane < thread_count() >> 5 ? lane : 0]);
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 const OFFLOAD_COLUMNS: usize = 32;
 
 /// Bytes of free memory that are left for modules, local memory and graphs.
-const RESERVED: usize = 256 << 20;
+const RESERVED: usize = 512 << 20;
 
 /// A card as a device.
 #[derive(Debug)]

@@ -144,7 +144,7 @@ impl CudaStream {
             ))
         })?;
         let start = buffer.range(place.slot, operand.first, operand.bytes())?;
-        let unit = unit_of(operand.dtype);
+        let unit = unit_of(operand);
         if !start.is_multiple_of(unit) {
             return Err(Error::invalid(format!(
                 "'{}' begins within a number, at byte {}",
@@ -296,8 +296,12 @@ impl CudaStream {
     }
 }
 
-/// Returns the alignment that kernels assume of elements and blocks.
-fn unit_of(dtype: DType) -> u64 {
+/// Returns the alignment that kernels assume of an operand.
+fn unit_of(operand: &LaunchOperand) -> u64 {
+    let dtype = operand.dtype;
+    if operand.is_packed || matches!(dtype, DType::Q4_K | DType::Q5_K) {
+        return 16;
+    }
     let bytes = dtype.block_bytes();
     let most = if dtype.is_quantized() { 4 } else { 8 };
     let units = [8, 4, 2].into_iter().filter(|&unit| unit <= most);

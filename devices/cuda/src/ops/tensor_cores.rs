@@ -69,10 +69,10 @@ impl Halves {
 /// A tile of a product: rows, columns, and the end of the kernel's name.
 type ProductTile = (usize, usize, &'static str);
 
-/// Returns a large tile for products that occupy the card with such tiles, otherwise a small one.
-fn tile(rows: usize, columns: usize, card: &Card) -> ProductTile {
-    let large = rows.div_ceil(128) * columns.div_ceil(128);
-    if columns > 32 && large >= card.processors as usize {
+/// Returns a large tile for products with enough rows and columns, otherwise a small one. A small
+/// tile decodes weights more often; where large ones are few, groups share the length of rows.
+fn tile(rows: usize, columns: usize) -> ProductTile {
+    if columns > 64 && rows >= 128 {
         (128, 128, "128")
     } else {
         (64, 32, "32")
@@ -92,7 +92,7 @@ pub fn launches(node: Node<'_>, a: LaunchOperand, kernels: &str, card: &Card) ->
         let (experts, choices) = (a.shape[2], ids.shape[0] * ids.shape[1]);
         let (lists, find) = expert_lists(node, experts)?;
         let halves = Halves::new(a.dtype, &b, lists.bytes().next_multiple_of(ALIGNMENT));
-        let (height, width, end) = tile(rows, choices, card);
+        let (height, width, end) = tile(rows, choices / experts.max(1));
         // The last tile of each expert may be partial.
         let groups = rows.div_ceil(height) * (choices.div_ceil(width) + experts);
         let function = format!("mul_mat_id_mma_{end}");
@@ -102,7 +102,7 @@ pub fn launches(node: Node<'_>, a: LaunchOperand, kernels: &str, card: &Card) ->
     }
     let (columns, batches) = (b.shape[1], b.shape[2] * b.shape[3]);
     let halves = Halves::new(a.dtype, &b, 0);
-    let (height, width, end) = tile(rows, columns * batches, card);
+    let (height, width, end) = tile(rows, columns);
     let tiles = rows.div_ceil(height) * columns.div_ceil(width) * batches;
     let (shares, length) = shares(tiles, a.shape[0], card);
     let parts = match shares {
