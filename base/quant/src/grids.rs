@@ -6,6 +6,24 @@
 //! point by this count. The sets are part of ggml's formats (`iq2xxs_grid` and others in
 //! `ggml-common.h`), which chose them by fitting to model weights.
 
+use samite_core::DType;
+
+/// Returns the coordinates of the points of each grid, one byte each, with the types that use it.
+/// Devices keep the grids one after the other in this order.
+pub fn all_grids() -> [(&'static [DType], &'static [u8]); 6] {
+    [
+        (&[DType::IQ2_XXS], bytemuck::cast_slice(&IQ2_XXS_GRID)),
+        (&[DType::IQ2_XS], bytemuck::cast_slice(&IQ2_XS_GRID)),
+        (&[DType::IQ2_S], bytemuck::cast_slice(&IQ2_S_GRID)),
+        (&[DType::IQ3_XXS], bytemuck::cast_slice(&IQ3_XXS_GRID)),
+        (&[DType::IQ3_S], bytemuck::cast_slice(&IQ3_S_GRID)),
+        (
+            &[DType::IQ1_S, DType::IQ1_M],
+            bytemuck::cast_slice(&IQ1_GRID),
+        ),
+    ]
+}
+
 /// Returns the points of a set, with the values of their coordinates: `N` points of `D` coordinates
 /// each.
 const fn points<const N: usize, const D: usize>(set: &[u64], values: &[i8]) -> [[i8; D]; N] {

@@ -57,6 +57,34 @@ impl<M: PackableMemory> PackedBufferType<M> {
     }
 }
 
+impl<M: PackableMemory> PackedBufferType<M> {
+    /// Returns whether `buffer_type` is this one.
+    pub fn is(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(buffer_type), self)
+    }
+
+    /// Returns whether source `index` of a node is stored in this memory.
+    pub fn stores(&self, node: Node<'_>, index: usize) -> bool {
+        let stored = node.source(index).and_then(Node::stored);
+        stored.is_some_and(|stored| self.is(stored.tensor().buffer.buffer_type()))
+    }
+
+    /// Returns whether source 0 of a node is stored in this memory.
+    ///
+    /// # Errors
+    /// The refusal, if another source is, or if the node has no use for packed weights.
+    pub fn check_sources(&self, node: Node<'_>) -> Result<bool, Support> {
+        let mut sources = 0..node.tensor().sources.len();
+        let packed = sources.find(|&index| self.stores(node, index));
+        if packed.is_some_and(|index| index > 0 || !self.accepts(node).is_yes()) {
+            return Err(Support::no(
+                "packed weights are for products and rows by number",
+            ));
+        }
+        Ok(packed.is_some())
+    }
+}
+
 impl<M: PackableMemory> BufferType for PackedBufferType<M> {
     fn name(&self) -> &str {
         &self.name

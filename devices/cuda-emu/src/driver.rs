@@ -46,11 +46,6 @@ impl EmulatedDriver {
             bus_address: format!("emulated:{index}"),
             capability,
             processors: 4,
-            shared: if capability >= 90 {
-                227 << 10
-            } else {
-                64 << 10
-            },
             memory: capacity,
             is_integrated: false,
         };
@@ -339,7 +334,7 @@ impl CardState {
         let grid = Grid {
             blocks: [launch.groups, 1, 1],
             threads: [launch.threads, 1, 1],
-            dynamic_shared: launch.shared as usize,
+            dynamic_shared: 0,
         };
         let schedule = Schedule {
             seed: self.seed,
@@ -421,12 +416,7 @@ impl DriverContext for EmulatedContext {
         Ok(ModuleHandle(state.modules.len() as u64 - 1))
     }
 
-    fn function(
-        &self,
-        module: ModuleHandle,
-        name: &str,
-        _shared: usize,
-    ) -> DriverResult<FunctionHandle> {
+    fn function(&self, module: ModuleHandle, name: &str) -> DriverResult<FunctionHandle> {
         let mut state = self.call("cuModuleGetFunction")?;
         let index = module.0 as usize;
         let module = state.modules.get(index);

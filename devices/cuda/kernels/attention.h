@@ -9,13 +9,6 @@ INLINE float exp_fast(float x) { return exp2_fast(x * 1.44269504f); }
 INLINE float log_fast(float x) { return log2_fast(x) * 0.693147181f; }
 INLINE float tanh_fast(float x) { return 1 - 2 / (exp_fast(2 * x) + 1); }
 
-// The ALiBi slope of a head. `power` is the largest power of two of heads.
-INLINE float alibi_slope(u32 head, u32 power, float max_bias) {
-    if (max_bias <= 0) return 1;
-    if (head < power) return exp2_fast(-max_bias / (float)power * (float)(head + 1));
-    return exp2_fast(-max_bias / 2 / (float)power * (float)(2 * (head - power) + 1));
-}
-
 INLINE float capped(float logit, float softcap) {
     return softcap == 0 ? logit : softcap * tanh_fast(logit / softcap);
 }

@@ -22,10 +22,6 @@ INLINE u32 load_u16(const GLOBAL u8 *at) { return *(const GLOBAL u16 *)at; }
 INLINE u32 load_u32(const GLOBAL u8 *at) { return *(const GLOBAL u32 *)at; }
 // Loads 4 bytes that may be aligned to 2 only.
 INLINE u32 load_halves(const GLOBAL u8 *at) { return load_u16(at) | load_u16(at + 2) << 16; }
-// Loads 4 bytes of any alignment.
-INLINE u32 load_bytes(const GLOBAL u8 *at) {
-    return at[0] | (u32)at[1] << 8 | (u32)at[2] << 16 | (u32)at[3] << 24;
-}
 INLINE float load_half(const GLOBAL u8 *at) { return half_float(*(const GLOBAL u16 *)at); }
 INLINE i32 signed_byte(u32 word, u32 i) { return (i32)(i8)(word >> (8 * i)); }
 INLINE u32 is_aligned(const GLOBAL u8 *at, u32 bytes) { return ((u64)at & (bytes - 1)) == 0; }

@@ -5,17 +5,15 @@
 // computes the logits of a quarter of the rows, a key per lane. Then each thread adds up an element
 // of every 128 of the values, for all rows. Sums are rescaled when a larger logit comes.
 
-#define PASTE_(a, b, c) a##b##_##c
-#define PASTE(a, b, c) PASTE_(a, b, c)
-#define flash_attn PASTE(flash_attn_, ROW_TILE, CHUNKS)
+#define flash_attn PASTE3(flash_attn_, ROW_TILE, CHUNKS)
 #define WARP_ROWS (ROW_TILE / 4)
 #define QUERY_ROW (CHUNKS * CHUNK)
-#define load_masks PASTE(load_masks_, ROW_TILE, CHUNKS)
-#define store_rows PASTE(store_rows_, ROW_TILE, CHUNKS)
-#define load_queries PASTE(load_queries_, ROW_TILE, CHUNKS)
-#define add_logits PASTE(add_logits_, ROW_TILE, CHUNKS)
-#define add_values PASTE(add_values_, ROW_TILE, CHUNKS)
-#define add_some_values PASTE(add_some_values_, ROW_TILE, CHUNKS)
+#define load_masks PASTE3(load_masks_, ROW_TILE, CHUNKS)
+#define store_rows PASTE3(store_rows_, ROW_TILE, CHUNKS)
+#define load_queries PASTE3(load_queries_, ROW_TILE, CHUNKS)
+#define add_logits PASTE3(add_logits_, ROW_TILE, CHUNKS)
+#define add_values PASTE3(add_values_, ROW_TILE, CHUNKS)
+#define add_some_values PASTE3(add_some_values_, ROW_TILE, CHUNKS)
 
 // Loads the queries of rows from `first` on, up to `count` elements, with 0 past the end.
 INLINE void load_queries(const GLOBAL u8 *q, const Params *p, u32 first, u32 kv_head, u32 sharing,
@@ -236,8 +234,6 @@ KERNEL THREADS(128) flash_attn(GLOBAL u8 *y, const GLOBAL u8 *q, const GLOBAL u8
     }
 }
 
-#undef PASTE_
-#undef PASTE
 #undef flash_attn
 #undef WARP_ROWS
 #undef load_masks

@@ -5,8 +5,6 @@
 // Each of its four warps has 16 rows. The logits that it computes are its operand of the product
 // with the values.
 
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
 #define flash_attn_mma PASTE(flash_attn_mma_, HEAD)
 #define add_products PASTE(add_products_, HEAD)
 #define add_values PASTE(add_values_, HEAD)
@@ -229,8 +227,6 @@ KERNEL THREADS(128) flash_attn_mma(GLOBAL u8 *y, const GLOBAL u8 *q, const GLOBA
     }
 }
 
-#undef PASTE_
-#undef PASTE
 #undef flash_attn_mma
 #undef KEY_ROW
 #undef add_some_values

@@ -180,12 +180,3 @@ INLINE double exp2_double(double x) {
     asm("mov.b64 %0, %1;" : "=d"(power) : "l"(bits));
     return s * power;
 }
-
-// Slope of ALiBi for a head: a geometric series for the first power of two of all heads, and in
-// between for the rest.
-INLINE float alibi_slope(u32 head, u32 power, float max_bias) {
-    if (max_bias <= 0) return 1.0f;
-    if (head < power) return exp_float(-max_bias / (float)power * (float)(head + 1) * 0.693147181f);
-    float step = -max_bias / 2.0f / (float)power;
-    return exp_float(step * (float)(2 * (head - power) + 1) * 0.693147181f);
-}

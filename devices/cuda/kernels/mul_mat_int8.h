@@ -1,8 +1,6 @@
 // Products of packed weights with COLUMNS columns of 8-bit numbers. A warp has ROWS rows.
 // Included once for each number of columns.
 
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
 #define mul_mat_int8 PASTE(mul_mat_int8_, COLUMNS)
 
 KERNEL THREADS(256) mul_mat_int8(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *x, COMMON) {

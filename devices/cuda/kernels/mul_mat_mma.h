@@ -2,8 +2,6 @@
 // COLUMN_TILE columns, and DEPTH elements of their length at a time. The eight warps of a group
 // stand in WARPS_M rows.
 
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
 #define mma_tile PASTE(mma_tile_, COLUMN_TILE)
 #define mul_mat_mma PASTE(mul_mat_mma_, COLUMN_TILE)
 #define mul_mat_id_mma PASTE(mul_mat_id_mma_, COLUMN_TILE)
@@ -196,8 +194,6 @@ KERNEL THREADS(256) mul_mat_id_mma(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBA
     }
 }
 
-#undef PASTE_
-#undef PASTE
 #undef mma_tile
 #undef mul_mat_mma
 #undef mul_mat_id_mma

@@ -2,8 +2,6 @@
 // COLUMNS, the rows of a warp (ROWS_PER_WARP) and the groups of 32 elements of a column that shared
 // memory holds (STEP).
 
-#define PASTE_(a, b) a##b
-#define PASTE(a, b) PASTE_(a, b)
 #define vec_product PASTE(vec_product_, COLUMNS)
 #define mul_mat_vec PASTE(mul_mat_vec_, COLUMNS)
 

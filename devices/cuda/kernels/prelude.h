@@ -8,7 +8,6 @@
 #define SHARED __attribute__((shared)) // declares memory of a group
 #define LOCAL // qualifies pointers to it
 #define INLINE __attribute__((device, always_inline)) static inline
-#define NOINLINE __attribute__((device, noinline)) static
 #define THREADS(n) __attribute__((launch_bounds(n)))
 
 typedef unsigned char u8;
@@ -19,6 +18,11 @@ typedef unsigned int u32;
 typedef int i32;
 typedef unsigned long long u64;
 typedef long long i64;
+
+// Names of kernels that a header makes for each size.
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+#define PASTE3(a, b, c) PASTE(PASTE(a, b), PASTE(_, c))
 
 // Number of operands that `Params` describes.
 #define MAX_OPERANDS 10
@@ -99,11 +103,6 @@ INLINE float shuffle_xor(float v, u32 mask) {
 INLINE u32 shuffle_xor_u32(u32 v, u32 mask) {
     u32 r;
     asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;" : "=r"(r) : "r"(v), "r"(mask));
-    return r;
-}
-INLINE float shuffle(float v, u32 lane) {
-    float r;
-    asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=f"(r) : "f"(v), "r"(lane));
     return r;
 }
 
@@ -187,6 +186,14 @@ INLINE float log2_fast(float a) {
     asm("lg2.approx.f32 %0, %1;" : "=f"(r) : "f"(a));
     return r;
 }
+// The ALiBi slope of a head: a geometric series for the first `power` heads, the largest power of
+// two of all, and in between for the rest.
+INLINE float alibi_slope(u32 head, u32 power, float max_bias) {
+    if (max_bias <= 0) return 1;
+    if (head < power) return exp2_fast(-max_bias / (float)power * (float)(head + 1));
+    return exp2_fast(-max_bias / 2 / (float)power * (float)(2 * (head - power) + 1));
+}
+
 INLINE u32 min_u32(u32 a, u32 b) { return a < b ? a : b; }
 INLINE u32 max_u32(u32 a, u32 b) { return a > b ? a : b; }
 
@@ -197,19 +204,11 @@ INLINE i32 dot4(u32 a, u32 b, i32 c) {
     return d;
 }
 
-INLINE u32 add_atomic(GLOBAL u32 *to, u32 v) {
-    u32 r;
-    asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(r) : "l"(to), "r"(v) : "memory");
-    return r;
-}
 INLINE u32 min_atomic(GLOBAL u32 *to, u32 v) {
     u32 r;
     asm volatile("atom.global.min.u32 %0, [%1], %2;" : "=r"(r) : "l"(to), "r"(v) : "memory");
     return r;
 }
-// Makes this thread's writes visible to all groups.
-INLINE void fence_global(void) { asm volatile("membar.gl;" ::: "memory"); }
-
 // Reports a row or expert number that is out of range. The first node of a stream's work wins.
 #define fail() min_atomic(failure, p.node)
 

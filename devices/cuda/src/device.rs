@@ -78,24 +78,15 @@ impl CudaDevice {
         !self.options.without_graphs
     }
 
-    fn is_packed_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
-        let own = Arc::clone(&self.packed_type) as _;
-        same_buffer_type(buffer_type, &own)
-    }
-
-    /// Returns whether source `index` of a node lies in packed memory.
-    pub(crate) fn is_packed(&self, node: Node<'_>, index: usize, memory: WeightMemory<'_>) -> bool {
-        let Some(source) = node.source(index) else {
-            return false;
-        };
+    /// Returns whether source 0 of a node lies in packed memory.
+    pub(crate) fn is_packed(&self, node: Node<'_>, memory: WeightMemory<'_>) -> bool {
         match memory {
-            WeightMemory::Stored => source
-                .stored()
-                .is_some_and(|stored| self.is_packed_type(stored.tensor().buffer.buffer_type())),
-            WeightMemory::AllPacked => index == 0 && self.packed_type.accepts(node).is_yes(),
+            WeightMemory::Stored => self.packed_type.stores(node, 0),
+            WeightMemory::AllPacked => self.packed_type.accepts(node).is_yes(),
             WeightMemory::Places(places) => {
-                let place = places.get(source.id().index()).and_then(Option::as_ref);
-                place.is_some_and(|place| self.is_packed_type(place.buffer.buffer_type()))
+                let source = node.source(0).map(|source| source.id().index());
+                let place = source.and_then(|source| places.get(source)?.as_ref());
+                place.is_some_and(|place| self.packed_type.is(place.buffer.buffer_type()))
             }
         }
     }
@@ -157,13 +148,9 @@ impl Device for CudaDevice {
     }
 
     fn supports(&self, node: Node<'_>) -> Support {
-        let is_packed = |&index: &usize| self.is_packed(node, index, WeightMemory::Stored);
-        let packed = (0..node.tensor().sources.len()).find(is_packed);
-        if packed.is_some_and(|index| index > 0 || !self.packed_type.accepts(node).is_yes()) {
-            return Support::no("packed weights are for products and rows by number");
-        }
-        let facts = OperandFacts {
-            packed: packed.is_some(),
+        let facts = match self.packed_type.check_sources(node) {
+            Ok(packed) => OperandFacts { packed },
+            Err(refusal) => return refusal,
         };
         match ops::launches_of(node, &self.gpu.card(), facts) {
             Ok(_) => Support::Yes,
@@ -172,7 +159,7 @@ impl Device for CudaDevice {
     }
 
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
-        same_buffer_type(buffer_type, &self.buffer_type()) || self.is_packed_type(buffer_type)
+        same_buffer_type(buffer_type, &self.buffer_type()) || self.packed_type.is(buffer_type)
     }
 
     fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {

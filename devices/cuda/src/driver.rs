@@ -17,8 +17,6 @@ pub struct CardInfo {
     pub capability: u32,
     /// Number of multiprocessors.
     pub processors: u32,
-    /// Maximum bytes of shared memory of a group.
-    pub shared: usize,
     /// Bytes of memory.
     pub memory: usize,
     /// True if it shares the host's memory.
@@ -89,8 +87,6 @@ pub struct KernelLaunch {
     pub groups: u32,
     /// Threads of a group.
     pub threads: u32,
-    /// Bytes of dynamic shared memory.
-    pub shared: u32,
     /// The kernel's parameters, each at its alignment.
     pub arguments: Vec<u8>,
 }
@@ -134,16 +130,11 @@ pub trait DriverContext: Send + Sync + fmt::Debug {
     /// If the driver rejects the text.
     fn load(&self, ptx: &str) -> DriverResult<ModuleHandle>;
 
-    /// Returns a kernel of a module that may use up to `shared` bytes of dynamic shared memory.
+    /// Returns a kernel of a module.
     ///
     /// # Errors
     /// If there is none of this name.
-    fn function(
-        &self,
-        module: ModuleHandle,
-        name: &str,
-        shared: usize,
-    ) -> DriverResult<FunctionHandle>;
+    fn function(&self, module: ModuleHandle, name: &str) -> DriverResult<FunctionHandle>;
 
     /// Creates a stream.
     ///

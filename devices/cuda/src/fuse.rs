@@ -51,7 +51,7 @@ pub fn launch_list(
             continue;
         }
         let facts = OperandFacts {
-            packed: device.is_packed(node, 0, memory),
+            packed: device.is_packed(node, memory),
         };
         let launches = ops::launches_of(node, &device.gpu().card(), facts)
             .map_err(|reason| Error::unsupported(device.gpu().name(), node.op().name(), reason))?;

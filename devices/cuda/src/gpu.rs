@@ -48,7 +48,6 @@ impl Gpu {
         Card {
             capability: self.info.capability,
             processors: self.info.processors,
-            shared: self.info.shared,
         }
     }
 
@@ -90,7 +89,7 @@ pub struct OpenedCard {
 #[derive(Debug, Default)]
 struct Kernels {
     modules: BTreeMap<&'static str, ModuleHandle>,
-    functions: BTreeMap<(&'static str, String), (FunctionHandle, usize)>,
+    functions: BTreeMap<(&'static str, String), FunctionHandle>,
 }
 
 impl OpenedCard {
@@ -228,9 +227,7 @@ impl OpenedCard {
         let mut kernels = self.kernels();
         let Module { name, .. } = launch.module;
         let key = (*name, launch.function.to_string());
-        if let Some((function, shared)) = kernels.functions.get(&key)
-            && launch.shared <= *shared
-        {
+        if let Some(function) = kernels.functions.get(&key) {
             return Ok(*function);
         }
         let known = kernels.modules.get(name).copied();
@@ -244,11 +241,9 @@ impl OpenedCard {
                 module
             }
         };
-        let found = self
-            .context
-            .function(module, &launch.function, launch.shared);
+        let found = self.context.function(module, &launch.function);
         let function = self.check(found)?;
-        kernels.functions.insert(key, (function, launch.shared));
+        kernels.functions.insert(key, function);
         Ok(function)
     }
 

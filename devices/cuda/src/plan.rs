@@ -17,8 +17,6 @@ pub struct Card {
     pub capability: u32,
     /// Number of multiprocessors.
     pub processors: u32,
-    /// Maximum bytes of shared memory of a group.
-    pub shared: usize,
 }
 
 /// Threads of a group of most kernels.
@@ -174,8 +172,6 @@ pub struct PlannedLaunch {
     pub groups: usize,
     /// Threads of a group.
     pub threads: u32,
-    /// Bytes of dynamic shared memory.
-    pub shared: usize,
     /// True if an index from a tensor may be invalid.
     pub can_fail: bool,
 }
@@ -200,7 +196,6 @@ impl PlannedLaunch {
             floats: [0.0; 16],
             groups,
             threads: GROUP,
-            shared: 0,
             can_fail: false,
         })
     }

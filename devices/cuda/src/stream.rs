@@ -45,18 +45,18 @@ struct PreparedLaunches {
     _buffers: Vec<Arc<dyn Buffer>>,
     runs: u64,
     graph: Option<GraphHandle>,
-    /// True if the driver failed to record a graph.
-    is_refused: bool,
+    /// True if later runs replay a graph: the device records them, the work is short, and the
+    /// driver did not fail to record it.
+    has_graph: bool,
     /// Stream of the last run, which must be done before the graph goes.
     last: Option<Arc<DriverStream>>,
 }
 
-impl PreparedLaunches {
-    fn is_short(&self) -> bool {
-        let threads =
-            |step: &BoundLaunch| u64::from(step.launch.groups) * u64::from(step.launch.threads);
-        self.launches.iter().map(threads).sum::<u64>() <= MAX_GRAPH_THREADS
-    }
+/// Returns whether recording launches as a graph is worthwhile.
+fn are_short(launches: &[BoundLaunch]) -> bool {
+    let threads =
+        |step: &BoundLaunch| u64::from(step.launch.groups) * u64::from(step.launch.threads);
+    launches.iter().map(threads).sum::<u64>() <= MAX_GRAPH_THREADS
 }
 
 impl Drop for PreparedLaunches {
@@ -219,7 +219,6 @@ impl CudaStream {
             function: self.opened.function(launch)?,
             groups: groups.ok_or_else(|| Error::invalid("a launch has too many groups"))?,
             threads: launch.threads,
-            shared: launch.shared as u32,
             arguments,
         })
     }
@@ -264,15 +263,12 @@ impl CudaStream {
         Ok(())
     }
 
-    /// Returns the recorded graph. Records it first if that was not tried yet. Returns `None` if the
-    /// driver cannot: launches alone do the same.
+    /// Returns the recorded graph. Records it on first use. Returns `None` if the driver cannot:
+    /// launches alone do the same.
     fn graph(&self, work: &mut PreparedLaunches) -> Result<Option<GraphHandle>> {
-        if work.graph.is_none() && !work.is_refused {
-            let launches: Vec<_> = work
-                .launches
-                .iter()
-                .map(|step| step.launch.clone())
-                .collect();
+        if work.has_graph && work.graph.is_none() {
+            let launches = work.launches.iter().map(|step| step.launch.clone());
+            let launches: Vec<_> = launches.collect();
             match self.opened.context.create_graph(&launches) {
                 Ok(graph) => work.graph = Some(graph),
                 Err(error) if error.kind == DriverErrorKind::Lost => {
@@ -280,7 +276,7 @@ impl CudaStream {
                 }
                 Err(error) => {
                     tracing::warn!("{}: no graph is recorded: {error}", self.device.name());
-                    work.is_refused = true;
+                    work.has_graph = false;
                 }
             }
         }
@@ -355,13 +351,13 @@ impl Stream for CudaStream {
         Ok(Box::new(PreparedLaunches {
             device: Arc::clone(&self.device),
             opened: Arc::clone(&self.opened),
+            has_graph: self.device.records_graphs() && are_short(&launches),
             launches,
             fallible,
             failures: Arc::clone(&self.failures),
             _buffers: buffers,
             runs: 0,
             graph: None,
-            is_refused: false,
             last: None,
         }))
     }
@@ -393,8 +389,6 @@ impl Stream for CudaStream {
             return self.run_observed(work, control);
         }
         if work.runs > 1
-            && self.device.records_graphs()
-            && work.is_short()
             && let Some(graph) = self.graph(work)?
         {
             let launched = self.opened.context.launch_graph(self.stream.handle, graph);

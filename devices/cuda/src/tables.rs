@@ -3,7 +3,7 @@
 //! The grids are memory rather than constants of the kernels: each module would have its own copy,
 //! and the driver would decide where to place tables that are indexed at run time.
 
-use samite_quant::grids::*;
+use samite_quant::grids::all_grids;
 
 /// Returns the content of the buffer that every kernel gets as `tables`: the coordinates of all
 /// points, one byte each. `kernels/blocks.h` has the same offsets.
@@ -17,19 +17,7 @@ use samite_quant::grids::*;
 /// | 15,360 | `IQ3_S` | 512 of 4 |
 /// | 17,408 | `IQ1_S`, `IQ1_M` | 2,048 of 8 |
 pub fn tables() -> Vec<u8> {
-    grids().concat()
-}
-
-/// Returns the grids in the order of the buffer.
-fn grids() -> [&'static [u8]; 6] {
-    [
-        bytemuck::cast_slice(&IQ2_XXS_GRID),
-        bytemuck::cast_slice(&IQ2_XS_GRID),
-        bytemuck::cast_slice(&IQ2_S_GRID),
-        bytemuck::cast_slice(&IQ3_XXS_GRID),
-        bytemuck::cast_slice(&IQ3_S_GRID),
-        bytemuck::cast_slice(&IQ1_GRID),
-    ]
+    all_grids().map(|(_, points)| points).concat()
 }
 
 #[cfg(test)]
@@ -41,10 +29,10 @@ mod tests {
         let header = include_str!("../kernels/blocks.h");
         let names = ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1"];
         let mut offset = 0;
-        for (name, grid) in names.into_iter().zip(grids()) {
+        for (name, (_, points)) in names.into_iter().zip(all_grids()) {
             let line = format!("#define GRID_{name} {offset}\n");
             assert!(header.contains(&line), "{line}");
-            offset += grid.len();
+            offset += points.len();
         }
         assert_eq!(tables().len(), offset);
     }

@@ -85,11 +85,6 @@ impl WgpuDevice {
         }
     }
 
-    fn is_packed_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
-        let own = Arc::clone(&self.packed_type) as _;
-        same_buffer_type(buffer_type, &own)
-    }
-
     /// Opens the adapter. Fails if the self-test finds that it computes wrong results.
     fn open(&self) -> Result<&Opened> {
         let opened = self.gpu.open()?;
@@ -286,20 +281,12 @@ impl Device for WgpuDevice {
     }
 
     fn supports(&self, node: Node<'_>) -> Support {
-        let is_packed = |index: usize| {
-            let stored = node.source(index).and_then(Node::stored);
-            stored.is_some_and(|stored| self.is_packed_type(stored.tensor().buffer.buffer_type()))
-        };
-        let mut sources = 0..node.tensor().sources.len();
-        if let Some(index) = sources.find(|&index| is_packed(index)) {
-            let packed: &Arc<dyn BufferType> = &(Arc::clone(&self.packed_type) as _);
-            if index > 0 || !packed.accepts(node).is_yes() {
-                return Support::no("packed weights are for products and rows by number");
-            }
-        }
-        let known = OperandFacts {
-            packed: is_packed(0),
-            aligned: false,
+        let known = match self.packed_type.check_sources(node) {
+            Ok(packed) => OperandFacts {
+                packed,
+                aligned: false,
+            },
+            Err(refusal) => return refusal,
         };
         match ops::launches_of(node, &self.capacity(), known) {
             Ok(_) => Support::Yes,
@@ -308,7 +295,7 @@ impl Device for WgpuDevice {
     }
 
     fn supports_buffer_type(&self, buffer_type: &Arc<dyn BufferType>) -> bool {
-        same_buffer_type(buffer_type, &self.buffer_type()) || self.is_packed_type(buffer_type)
+        same_buffer_type(buffer_type, &self.buffer_type()) || self.packed_type.is(buffer_type)
     }
 
     fn can_copy(&self, from: &Arc<dyn BufferType>, to: &Arc<dyn BufferType>) -> bool {

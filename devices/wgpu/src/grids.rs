@@ -6,27 +6,12 @@
 
 use crate::gpu::Opened;
 use samite_core::{DType, Result};
-use samite_quant::grids::*;
-
-/// Returns the coordinates of each grid, one byte each, and the types that use it.
-fn all() -> [(&'static [DType], &'static [u8]); 6] {
-    [
-        (&[DType::IQ2_XXS], bytemuck::cast_slice(&IQ2_XXS_GRID)),
-        (&[DType::IQ2_XS], bytemuck::cast_slice(&IQ2_XS_GRID)),
-        (&[DType::IQ2_S], bytemuck::cast_slice(&IQ2_S_GRID)),
-        (&[DType::IQ3_XXS], bytemuck::cast_slice(&IQ3_XXS_GRID)),
-        (&[DType::IQ3_S], bytemuck::cast_slice(&IQ3_S_GRID)),
-        (
-            &[DType::IQ1_S, DType::IQ1_M],
-            bytemuck::cast_slice(&IQ1_GRID),
-        ),
-    ]
-}
+use samite_quant::grids::all_grids;
 
 /// Returns the index of the first word of a type's grid in the buffer, or `None` for types without
 /// a grid.
 pub fn first_word(dtype: DType) -> Option<usize> {
-    let all = all();
+    let all = all_grids();
     let at = all.iter().position(|(types, _)| types.contains(&dtype))?;
     let before: usize = all[..at].iter().map(|(_, bytes)| bytes.len()).sum();
     Some(before / 4)
@@ -37,7 +22,7 @@ pub fn first_word(dtype: DType) -> Option<usize> {
 /// # Errors
 /// Returns an error if the driver fails.
 pub fn upload(opened: &Opened) -> Result<wgpu::Buffer> {
-    let bytes: Vec<u8> = all()
+    let bytes: Vec<u8> = all_grids()
         .iter()
         .flat_map(|(_, bytes)| *bytes)
         .copied()
@@ -55,7 +40,7 @@ mod tests {
     #[test]
     fn codebook_grids_fit_into_the_smallest_binding() {
         // `binding=64KiB` is the smallest value that users can set.
-        let bytes: usize = all().iter().map(|(_, bytes)| bytes.len()).sum();
+        let bytes: usize = all_grids().iter().map(|(_, bytes)| bytes.len()).sum();
         assert!(bytes <= 64 << 10, "{bytes}");
         assert_eq!(first_word(DType::IQ2_XXS), Some(0));
         assert_eq!(first_word(DType::IQ2_XS), Some(2 * 256));

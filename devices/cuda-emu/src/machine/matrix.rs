@@ -12,6 +12,16 @@ use super::registers::LANES;
 use super::warp::Warp;
 use crate::ptx::instruction::{Matrix, MatrixKind, Ordering, Register, Rounding, Space, Type};
 
+/// Returns the lanes that have the addresses of the rows of `count` matrices: lanes 8i to 8i + 7
+/// those of matrix i.
+fn row_lanes(count: usize) -> u32 {
+    if count == 4 {
+        u32::MAX
+    } else {
+        (1 << (8 * count)) - 1
+    }
+}
+
 impl Interpreter<'_> {
     /// Executes a matrix instruction. All lanes take part.
     pub(crate) fn matrix(
@@ -64,12 +74,7 @@ impl Interpreter<'_> {
             return Ok(());
         };
         let count = matrix.d.len();
-        // Lanes 8i to 8i + 7 have the addresses of the rows of matrix i.
-        let rows = if count == 4 {
-            u32::MAX
-        } else {
-            (1 << (8 * count)) - 1
-        };
+        let rows = row_lanes(count);
         let mut at = addresses(warp, address);
         let mut data: Data = [[0; 4]; LANES];
         let request = AccessRequest {
@@ -108,11 +113,7 @@ impl Interpreter<'_> {
             return Ok(());
         };
         let count = matrix.a.len();
-        let rows = if count == 4 {
-            u32::MAX
-        } else {
-            (1 << (8 * count)) - 1
-        };
+        let rows = row_lanes(count);
         let mut at = addresses(warp, address);
         let mut data: Data = [[0; 4]; LANES];
         for (i, &a) in matrix.a.iter().enumerate() {

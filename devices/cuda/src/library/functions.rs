@@ -83,7 +83,6 @@ functions! {
         *mut *mut c_void,
     );
     cuModuleGetFunction as function(*mut *mut c_void, *mut c_void, *const c_char);
-    cuFuncSetAttribute as set_function_attribute(*mut c_void, c_int, c_int);
     cuStreamCreate as create_stream(*mut *mut c_void, c_uint);
     cuStreamDestroy_v2 as destroy_stream(*mut c_void);
     cuStreamSynchronize as synchronize(*mut c_void);

@@ -14,15 +14,11 @@ use std::sync::Arc;
 const PROCESSORS: c_int = 16;
 const INTEGRATED: c_int = 18;
 const CAPABILITY: [c_int; 2] = [75, 76];
-const MAX_SHARED: c_int = 97;
-const MAX_DYNAMIC_SHARED: c_int = 8;
 const NON_BLOCKING_STREAM: c_uint = 1;
 /// The host sleeps instead of spinning, and no time is measured.
 const EVENT_FLAGS: c_uint = 1 | 2;
 const ERROR_LOG: c_int = 5;
 const ERROR_LOG_SIZE: c_int = 6;
-/// Dynamic shared memory that every kernel may use.
-const DEFAULT_SHARED: usize = 48 << 10;
 
 /// Loads the system's driver.
 ///
@@ -87,7 +83,6 @@ fn card(functions: &Functions, index: c_int) -> DriverResult<CardInfo> {
         bus_address: text("cuDeviceGetPCIBusId", functions.device_bus_address)?,
         capability: attribute(CAPABILITY[0])? * 10 + attribute(CAPABILITY[1])?,
         processors: attribute(PROCESSORS)?,
-        shared: attribute(MAX_SHARED)? as usize,
         memory,
         is_integrated: attribute(INTEGRATED)? != 0,
     })
@@ -264,12 +259,7 @@ impl DriverContext for SystemContext {
         })
     }
 
-    fn function(
-        &self,
-        module: ModuleHandle,
-        name: &str,
-        shared: usize,
-    ) -> DriverResult<FunctionHandle> {
+    fn function(&self, module: ModuleHandle, name: &str) -> DriverResult<FunctionHandle> {
         let invalid = |_| DriverError {
             kind: DriverErrorKind::Other,
             message: "the name of a kernel contains a zero".into(),
@@ -281,15 +271,6 @@ impl DriverContext for SystemContext {
                 (f.function)(function, pointer(module.0), name.as_ptr())
             })
         }?;
-        if shared > DEFAULT_SHARED {
-            // SAFETY: the function is valid.
-            unsafe {
-                self.call("cuFuncSetAttribute", |f| {
-                    let bytes = shared as c_int;
-                    (f.set_function_attribute)(pointer(function), MAX_DYNAMIC_SHARED, bytes)
-                })
-            }?;
-        }
         Ok(FunctionHandle(function))
     }
 
@@ -393,7 +374,7 @@ impl DriverContext for SystemContext {
                     launch.threads,
                     1,
                     1,
-                    launch.shared,
+                    0,
                     pointer(stream.0),
                     ptr::null_mut(),
                     extra.as_mut_ptr(),
@@ -497,7 +478,7 @@ impl SystemContext {
                 function: pointer(launch.function.0),
                 grid: [launch.groups, 1, 1],
                 block: [launch.threads, 1, 1],
-                shared: launch.shared,
+                shared: 0,
                 parameters: ptr::null_mut(),
                 extra: extra.as_mut_ptr(),
             };

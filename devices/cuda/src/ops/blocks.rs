@@ -1,11 +1,13 @@
 //! Rows and copies of quantized types.
 
-use super::{Launches, floats};
+use super::{Launches, floats, row_numbers};
 use crate::plan::{
     LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported, groups_for,
 };
 use samite_core::{DType, Node};
 
+/// Source of the kernels for blocks as they lie in files.
+pub const PLAIN: &str = "blocks";
 /// Elements that a thread decodes or encodes.
 const ELEMENTS: usize = 32;
 /// Threads of a group that decodes or encodes.
@@ -24,16 +26,17 @@ pub fn whole_blocks(operand: &LaunchOperand) -> Result<(), Unsupported> {
     Ok(())
 }
 
-/// Returns a launch of a kernel for `dtype` that decodes or encodes all rows of `rows`.
+/// Returns a launch of a kernel that decodes or encodes all rows of `rows`. The kernel is that of
+/// the source `kernels` for `dtype`.
 fn launch(
-    dtype: DType,
+    (kernels, dtype): (&str, DType),
     function: &'static str,
     operands: Vec<LaunchOperand>,
     rows: &LaunchOperand,
 ) -> Result<PlannedLaunch, Unsupported> {
     let threads = rows.shape[0].div_ceil(ELEMENTS) * rows.rows();
     let groups = threads.div_ceil(THREADS as usize).min(MAX_GROUPS);
-    let launch = PlannedLaunch::new(&module_for("blocks", dtype), function, operands, groups)?;
+    let launch = PlannedLaunch::new(&module_for(kernels, dtype), function, operands, groups)?;
     Ok(launch.threads(THREADS))
 }
 
@@ -85,32 +88,26 @@ fn copy(y: LaunchOperand, a: LaunchOperand) -> Launches {
 /// Returns the launch that decodes `a` to the floats `y`.
 pub fn decode(y: LaunchOperand, a: LaunchOperand) -> Result<PlannedLaunch, Unsupported> {
     floats([&y])?;
-    launch(a.dtype, "decode", vec![y, a], &a)
+    launch((PLAIN, a.dtype), "decode", vec![y, a], &a)
 }
 
 fn encode(y: LaunchOperand, a: LaunchOperand) -> Result<PlannedLaunch, Unsupported> {
     floats([&a])?;
-    launch(y.dtype, "encode", vec![y, a], &y)
+    launch((PLAIN, y.dtype), "encode", vec![y, a], &y)
 }
 
-/// Fails for row numbers that are not integers of 32 or 64 bits.
-fn numbers(operand: &LaunchOperand) -> Result<(), Unsupported> {
-    match operand.dtype {
-        DType::I32 | DType::I64 => Ok(()),
-        dtype => Err(format!("row numbers in {dtype}").into()),
-    }
-}
-
-/// Reads the rows of source 0, which is quantized, that source 1 selects.
-pub fn get_rows(node: Node<'_>) -> Launches {
-    let operands = vec![node.result(), node.operand(0)?, node.operand(1)?];
+/// Reads the rows of the quantized operand `a` that source 1 selects. The kernels are those of the
+/// source `kernels`.
+pub fn get_rows(node: Node<'_>, a: LaunchOperand, kernels: &str) -> Launches {
+    let operands = vec![node.result(), a, node.operand(1)?];
     whole_blocks(&operands[1])?;
-    numbers(&operands[2])?;
+    row_numbers(&operands[2])?;
     if operands[0].dtype != DType::F32 {
         return Err(format!("rows as {}", operands[0].dtype).into());
     }
-    let (dtype, rows) = (operands[1].dtype, operands[0]);
-    Ok(vec![launch(dtype, "get_rows", operands, &rows)?.can_fail()])
+    let rows = operands[0];
+    let launch = launch((kernels, a.dtype), "get_rows", operands, &rows)?;
+    Ok(vec![launch.can_fail()])
 }
 
 /// Writes the rows of source 0 to the rows of the quantized result that source 1 selects.
@@ -118,10 +115,12 @@ pub fn set_rows(node: Node<'_>) -> Launches {
     let operands = vec![node.result(), node.operand(0)?, node.operand(1)?];
     whole_blocks(&operands[0])?;
     floats([&operands[1]])?;
-    numbers(&operands[2])?;
+    row_numbers(&operands[2])?;
     encodable(operands[0].dtype)?;
     let (dtype, rows) = (operands[0].dtype, operands[1]);
-    Ok(vec![launch(dtype, "set_rows", operands, &rows)?.can_fail()])
+    Ok(vec![
+        launch((PLAIN, dtype), "set_rows", operands, &rows)?.can_fail(),
+    ])
 }
 
 #[cfg(test)]

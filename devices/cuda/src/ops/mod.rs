@@ -14,7 +14,7 @@ mod state;
 mod tensor_cores;
 mod training;
 
-use crate::plan::{Card, LaunchOperand, LaunchOperands, PlannedLaunch, Unsupported};
+use crate::plan::{Card, LaunchOperand, PlannedLaunch, Unsupported};
 use samite_core::{DType, Node, Op};
 
 /// Facts about the memory of a node's sources.
@@ -35,15 +35,10 @@ pub fn launches_of(node: Node<'_>, card: &Card, facts: OperandFacts) -> Launches
     if matches!(node.op(), Op::Leaf) || node.op().is_view() {
         return Ok(Vec::new());
     }
-    let mut launches = match node.op() {
-        _ if facts.packed && tensor_cores::can_multiply(node, card) => {
-            let weights = node.operand(0)?.packed();
-            tensor_cores::launches(node, weights, tensor_cores::PACKED, card)
-        }
-        Op::MulMat { .. } | Op::MulMatId { .. } | Op::GetRows if facts.packed => {
-            packed::launches(node)
-        }
-        _ => whole(node, card),
+    let mut launches = if facts.packed {
+        packed::launches(node, card)
+    } else {
+        whole(node, card)
     }?;
     launches.retain(|launch| launch.groups > 0);
     Ok(launches)
@@ -115,6 +110,14 @@ pub fn is_quantization(launch: &PlannedLaunch) -> bool {
 /// Returns whether a launch only reads quantized columns from scratch memory.
 pub fn is_quantized_product(launch: &PlannedLaunch) -> bool {
     launch.module.name.starts_with(packed::QUANTIZED_PRODUCT)
+}
+
+/// Fails for row numbers that are not integers of 32 or 64 bits.
+fn row_numbers(operand: &LaunchOperand) -> Result<(), Unsupported> {
+    match operand.dtype {
+        DType::I32 | DType::I64 => Ok(()),
+        dtype => Err(format!("row numbers in {dtype}").into()),
+    }
 }
 
 const NO_KERNEL: &str = "there is no kernel for it";

@@ -1,13 +1,15 @@
 //! Products and rows of packed weights.
 
-use super::blocks::module_for;
+use super::blocks::{self, module_for};
 use super::matmul::{self, MAX_COLUMNS, WARPS};
-use super::{Launches, NO_KERNEL, floats};
-use crate::plan::{LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch};
-use samite_core::{DType, Node, Op};
+use super::{Launches, NO_KERNEL, floats, tensor_cores};
+use crate::plan::{Card, LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch};
+use samite_core::{Node, Op};
 
 /// Source of the kernels that decode packed weights.
 const DECODING: &str = "mul_mat_packed";
+/// Source of the kernels that decode rows.
+const ROWS: &str = "get_rows_packed";
 /// Module of the kernel that quantizes columns.
 pub const QUANTIZE: &str = "quantize";
 /// Source of the kernels that multiply with quantized columns.
@@ -16,8 +18,11 @@ pub const QUANTIZED_PRODUCT: &str = "mul_mat_int8";
 const QUANTIZED_PIECE: usize = 128;
 
 /// Returns the launches of a node with packed weights.
-pub fn launches(node: Node<'_>) -> Launches {
+pub fn launches(node: Node<'_>, card: &Card) -> Launches {
     let weights = node.operand(0)?.packed();
+    if tensor_cores::can_multiply(node, card) {
+        return tensor_cores::launches(node, weights, tensor_cores::PACKED, card);
+    }
     match node.op() {
         Op::MulMat { .. } => {
             let [_, columns, batches @ ..] = node.operand(1)?.shape;
@@ -28,7 +33,7 @@ pub fn launches(node: Node<'_>) -> Launches {
             }
         }
         Op::MulMatId { .. } => matmul::mul_mat_id(node, weights, DECODING),
-        Op::GetRows => rows(node, weights),
+        Op::GetRows => blocks::get_rows(node, weights, ROWS),
         _ => Err(NO_KERNEL.into()),
     }
 }
@@ -57,16 +62,4 @@ fn products(node: Node<'_>, a: LaunchOperand) -> Launches {
         rows.div_ceil(WARPS * rows_per_warp).min(MAX_GROUPS),
     )?;
     Ok(vec![quantize.ints([codes]), product.ints([codes])])
-}
-
-/// Reads the rows that source 1 selects.
-fn rows(node: Node<'_>, a: LaunchOperand) -> Launches {
-    let (y, numbers) = (node.result(), node.operand(1)?);
-    if y.dtype != DType::F32 || !matches!(numbers.dtype, DType::I32 | DType::I64) {
-        return Err("rows or numbers of another type".into());
-    }
-    let groups = (y.elements() / 32).div_ceil(128).min(MAX_GROUPS);
-    let module = module_for("get_rows_packed", a.dtype);
-    let launch = PlannedLaunch::new(&module, "get_rows", vec![y, a, numbers], groups)?;
-    Ok(vec![launch.threads(128).can_fail()])
 }

@@ -1,7 +1,7 @@
 //! Operations that read or write rows by number.
 
-use super::{Launches, NO_KERNEL, blocks, floats};
-use crate::plan::{LaunchOperand, LaunchOperands, PlannedLaunch, Unsupported, groups_for};
+use super::{Launches, NO_KERNEL, blocks, floats, row_numbers};
+use crate::plan::{LaunchOperands, PlannedLaunch, groups_for};
 use samite_core::{DType, Node, Op};
 
 /// Returns the launches of an operation with row numbers.
@@ -14,20 +14,13 @@ pub fn launches(node: Node<'_>) -> Launches {
     }
 }
 
-fn numbers(operand: &LaunchOperand) -> Result<(), Unsupported> {
-    match operand.dtype {
-        DType::I32 | DType::I64 => Ok(()),
-        dtype => Err(format!("row numbers in {dtype}").into()),
-    }
-}
-
 fn get(node: Node<'_>) -> Launches {
     let operands = vec![node.result(), node.operand(0)?, node.operand(1)?];
     let (y, a) = (operands[0], operands[1]);
     if a.dtype.is_quantized() {
-        return blocks::get_rows(node);
+        return blocks::get_rows(node, a, blocks::PLAIN);
     }
-    numbers(&operands[2])?;
+    row_numbers(&operands[2])?;
     if (y.dtype, a.dtype) != (DType::I32, DType::I32) {
         floats([&y, &a])?;
     }
@@ -42,7 +35,7 @@ fn set(node: Node<'_>) -> Launches {
     if y.dtype.is_quantized() {
         return blocks::set_rows(node);
     }
-    numbers(&operands[2])?;
+    row_numbers(&operands[2])?;
     floats([&y, &a])?;
     let groups = groups_for(a.elements());
     let launch = PlannedLaunch::new("rows", "set_rows", operands, groups)?;
@@ -55,7 +48,7 @@ fn add_id(node: Node<'_>) -> Launches {
         operands.push(node.operand(index)?);
     }
     floats(&operands[..3])?;
-    numbers(&operands[3])?;
+    row_numbers(&operands[3])?;
     let groups = groups_for(operands[0].elements());
     let launch = PlannedLaunch::new("rows", "add_id", operands, groups)?;
     Ok(vec![launch.can_fail()])

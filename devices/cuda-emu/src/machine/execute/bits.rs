@@ -108,9 +108,12 @@ fn execute_fields(warp: &mut Warp, action: &Action, mask: u32) -> MachineResult<
             count,
         } => {
             for i in 0..LANES {
-                let get = |x: Register| match is_wide {
-                    true => r.get64(x)[i],
-                    false => u64::from(r.get32(x)[i]),
+                let get = |x: Register| {
+                    if is_wide {
+                        r.get64(x)[i]
+                    } else {
+                        u64::from(r.get32(x)[i])
+                    }
                 };
                 let size = if is_wide { 64 } else { 32 };
                 wide[i] = alu::insert(get(a), get(b), size, r.get32(start)[i], r.get32(count)[i]);
