@@ -89,7 +89,9 @@ mod values;
 pub use blocks::{Block, Decode, Encode, blocks_of, blocks_of_mut};
 pub use codebook::Codebook;
 pub use float::{f8_e4m3_to_f32, f32_to_bf16, f32_to_f8_e4m3, f32_to_f16};
-pub use packed_buffer::{PackableMemory, PackedBuffer, PackedBufferType, is_packable};
+pub use packed_buffer::{
+    PackableMemory, PackedBuffer, PackedBufferType, is_packable, reads_packed,
+};
 pub use packing::{PackedMemory, RowPacking, has_packed_rows, packed_row_bytes};
 pub use quantize::{Quantize, can_quantize, needs_importance, quantize_row};
 pub use random::random_row;

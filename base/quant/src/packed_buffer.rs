@@ -16,6 +16,15 @@ pub fn is_packable(weights: Node<'_>) -> bool {
         && !weights.layout().is_empty()
 }
 
+/// Returns whether a node can read source 0 from packed memory.
+pub fn reads_packed(node: Node<'_>) -> bool {
+    let reads = matches!(
+        node.op(),
+        Op::MulMat { .. } | Op::MulMatId { .. } | Op::GetRows
+    );
+    reads && node.source(0).is_some_and(is_packable)
+}
+
 /// A device's ordinary memory, in which packed rows are stored.
 pub trait PackableMemory: BufferType + 'static {
     /// Its buffers.
@@ -103,16 +112,10 @@ impl<M: PackableMemory> BufferType for PackedBufferType<M> {
     }
 
     fn accepts(&self, node: Node<'_>) -> Support {
-        if !matches!(
-            node.op(),
-            Op::MulMat { .. } | Op::MulMatId { .. } | Op::GetRows
-        ) {
-            return Support::no("only products and rows by number use packed weights");
-        }
-        if node.source(0).is_some_and(is_packable) {
+        if reads_packed(node) {
             Support::Yes
         } else {
-            Support::no("such weights cannot be packed")
+            Support::no("only products and rows by number use packed weights, of some types")
         }
     }
 

@@ -1,5 +1,6 @@
 // Parts of attention that do not depend on the type of keys, and its gradients, in f32.
 #include "attention.h"
+#include "int8.h"
 
 #define GROUP_THREADS 128
 // Pieces of 128 elements of the largest head.
@@ -7,11 +8,16 @@
 
 // Maximum number of groups that share the keys of a row.
 #define MAX_SHARES 64
+// Maximum elements of a value.
+#define MAX_VALUE 640
 
-// y = attention of rows whose keys were shared between several groups. One group per row.
+// y = attention of rows whose keys were shared between several groups. One group per row. Unless
+// `codes` is null, y is also stored as 8-bit numbers, a column per token, with ints[2] bytes before
+// the scales.
 KERNEL THREADS(GROUP_THREADS) combine(GLOBAL u8 *y, const GLOBAL u8 *partials,
-                                      const GLOBAL u8 *sinks, COMMON) {
+                                      const GLOBAL u8 *sinks, GLOBAL u8 *codes, COMMON) {
     SHARED float weights[MAX_SHARES], sums[2];
+    SHARED float result[MAX_VALUE] __attribute__((aligned(16)));
     u32 shares = p.ints[1], size = p.t[0].shape[0], lane = thread_id();
     u32 rows = ROWS(p.t[0]);
 #pragma unroll 1
@@ -46,7 +52,17 @@ KERNEL THREADS(GROUP_THREADS) combine(GLOBAL u8 *y, const GLOBAL u8 *partials,
             float sum = 0;
 #pragma unroll 8
             for (u32 s = 0; s < shares; s++) sum += parts[s * (size + 2) + 2 + d] * weights[s];
-            *(GLOBAL float *)(y + AT(p.t[0], d, head, token, batch)) = sum * factor;
+            result[d] = sum * factor;
+            *(GLOBAL float *)(y + AT(p.t[0], d, head, token, batch)) = result[d];
+        }
+        if (!codes) continue;
+        barrier_local();
+        u32 first = head * size, length = p.t[0].shape[1] * size;
+#pragma unroll 1
+        for (u32 d = 4 * lane; (d & ~127u) < size; d += 4 * GROUP_THREADS) {
+            f32x4 v = {0, 0, 0, 0};
+            if (d < size) v = *(const LOCAL f32x4 *)(result + d);
+            store_int8(codes, p.ints[2], length, token, first + d, first + size, v);
         }
     }
 }

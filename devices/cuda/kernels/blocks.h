@@ -14,9 +14,6 @@
 #define GRID_IQ3_S 15360
 #define GRID_IQ1 17408
 
-typedef u32 u32x4 __attribute__((ext_vector_type(4)));
-typedef u32 u32x2 __attribute__((ext_vector_type(2)));
-typedef float f32x4 __attribute__((ext_vector_type(4)));
 
 INLINE u32 load_u16(const GLOBAL u8 *at) { return *(const GLOBAL u16 *)at; }
 INLINE u32 load_u32(const GLOBAL u8 *at) { return *(const GLOBAL u32 *)at; }

@@ -1,4 +1,5 @@
 // Functions of elements. ints[0] selects the function; all threads take the same branch.
+#include "int8.h"
 #include "math.h"
 
 enum {
@@ -106,6 +107,27 @@ KERNEL THREADS(256) binary_elements(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOB
                        i3 % shape[3]);
         float z = get_float(b + other, p.t[2].type);
         set_float(y + AT(p.t[0], i0, i1, i2, i3), p.t[0].type, binary(function, x, z, f));
+    }
+}
+
+// y = a gated unit of `a` and `b`, which is also stored as 8-bit numbers, with ints[1] bytes before
+// the scales. A warp has 128 elements.
+KERNEL THREADS(256) gated_int8(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *b,
+                               GLOBAL u8 *codes, COMMON) {
+    u32 length = p.t[0].shape[0], pieces = (length + 127) / 128, items = pieces * ROWS(p.t[0]);
+    u32 warps = thread_count() >> 5;
+    float f[2] = {p.floats[0], p.floats[1]};
+#pragma unroll 1
+    for (u32 item = group_id() * warps + (thread_id() >> 5); item < items;
+         item += group_count() * warps) {
+        u32 row = item / pieces, k = item % pieces * 128 + 4 * (thread_id() & 31);
+        ROW_INDICES(row, p.t[0].shape, i1, i2, i3);
+        f32x4 v = get_four(a + AT(p.t[1], 0, i1, i2, i3), &p.t[1], k);
+        f32x4 z = get_four(b + AT(p.t[2], 0, i1, i2, i3), &p.t[2], k);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) v[i] = binary(p.ints[0], v[i], z[i], f);
+        set_four(y + AT(p.t[0], 0, i1, i2, i3), &p.t[0], k, v);
+        store_int8(codes, p.ints[1], length, row, k, length, v);
     }
 }
 

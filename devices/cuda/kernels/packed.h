@@ -113,6 +113,22 @@ typedef struct {
 
 INLINE u32x4 low_nibbles(u32x4 v) { return v & 0x0f0f0f0fu; }
 
+// Scales and minimums of groups `j` and `j` + 1 of 32 elements, for even `j`.
+INLINE void scales_of_pair(const GLOBAL u8 *at, u32 j, float *scales, float *minimums) {
+    u32x4 head = load_u32x4(at);
+    u32 shift = j & 2 ? 16 : 0, a = head.y >> shift, b = head.z >> shift, c = head.w >> shift;
+    u32 low = a & 0x3f3fu, least = b & 0x3f3fu;
+    if (j >= 4) {
+        low = (c & 0x0f0fu) | (a >> 2 & 0x3030u);
+        least = (c >> 4 & 0x0f0fu) | (b >> 2 & 0x3030u);
+    }
+    float scale = half_float((u16)head.x), minimum = half_float((u16)(head.x >> 16));
+    scales[0] = scale * (float)(low & 255);
+    scales[1] = scale * (float)(low >> 8 & 255);
+    minimums[0] = minimum * (float)(least & 255);
+    minimums[1] = minimum * (float)(least >> 8 & 255);
+}
+
 // Loads unit `u` of `units`.
 INLINE Unit load_unit(const GLOBAL u8 *row, u32 u, u32 units) {
     u32 length = 32 * units;
@@ -142,8 +158,7 @@ INLINE Unit load_unit(const GLOBAL u8 *row, u32 u, u32 units) {
 #else
     const GLOBAL u8 *head = row + PART_1(length) + 16 * block;
 #endif
-    scales_of_head(head, j, &unit.scales[0], &unit.offsets[0]);
-    scales_of_head(head, j + 1, &unit.scales[1], &unit.offsets[1]);
+    scales_of_pair(head, j, unit.scales, unit.offsets);
 #elif WEIGHT == Q6_K
     u32x4 codes = load_u32x4(row + 16 * u);
     u32x4 bits = load_u32x4(row + PART_1(length) + 16 * (u / 4 * 2 + (u & 1))) >> (u & 2);

@@ -18,13 +18,17 @@ typedef unsigned int u32;
 typedef int i32;
 typedef unsigned long long u64;
 typedef long long i64;
+typedef u32 u32x4 __attribute__((ext_vector_type(4)));
+typedef u32 u32x2 __attribute__((ext_vector_type(2)));
+typedef float f32x4 __attribute__((ext_vector_type(4)));
+typedef float f32x2 __attribute__((ext_vector_type(2)));
 
 // Names of kernels that a header makes for each size.
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 #define PASTE3(a, b, c) PASTE(PASTE(a, b), PASTE(_, c))
 
-// Number of operands that `Params` describes.
+// Number of operands that `Params` describes. Kernels know the layouts of further ones.
 #define MAX_OPERANDS 10
 
 // Layout of one operand. Strides are in bytes; the first one is the distance of elements or blocks.
@@ -243,6 +247,28 @@ INLINE float get_float(const GLOBAL u8 *at, u32 type) {
 INLINE void set_float(GLOBAL u8 *at, u32 type, float v) {
     if (type == F32) *(GLOBAL float *)at = v;
     else *(GLOBAL u16 *)at = type == F16 ? float_half(v) : float_bf16(v);
+}
+
+// Elements k to k + 3 of a row, with 0 past its end.
+INLINE f32x4 get_four(const GLOBAL u8 *row, const Tensor *t, u32 k) {
+    const GLOBAL u8 *at = row + k * t->strides[0];
+    if (t->type == F32 && t->strides[0] == 4 && k + 4 <= t->shape[0] && ((u64)at & 15) == 0)
+        return *(const GLOBAL f32x4 *)at;
+    f32x4 v = {0, 0, 0, 0};
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+        if (k + i < t->shape[0]) v[i] = get_float(at + i * t->strides[0], t->type);
+    return v;
+}
+INLINE void set_four(GLOBAL u8 *row, const Tensor *t, u32 k, f32x4 v) {
+    GLOBAL u8 *at = row + k * t->strides[0];
+    if (t->type == F32 && t->strides[0] == 4 && k + 4 <= t->shape[0] && ((u64)at & 15) == 0) {
+        *(GLOBAL f32x4 *)at = v;
+        return;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+        if (k + i < t->shape[0]) set_float(at + i * t->strides[0], t->type, v[i]);
 }
 
 INLINE float warp_sum(float v) {

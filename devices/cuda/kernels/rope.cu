@@ -1,44 +1,11 @@
-// Rotary position embedding: a thread for each pair, and for each element that is in none.
-#include "math.h"
+// Rotary position embedding.
+#include "rope.h"
 
-// ints: 0 first rotated element, 1 pairs, 2 distance of partners, 3 distance of pairs, 4 mode (0
-// one position, 1 sections, 2 interleaved sections, 3 sections with frequencies of their own),
-// 5..8 sections. floats: 0, 1 binary logarithm of the ratio of successive frequencies, as a sum;
-// 2 scale, 3 mix of extrapolation, 4 and 5 first and last pair of the ramp, 6 magnitude,
-// 7 direction.
-INLINE void turn_of(const u32 *ints, u32 pair, u32 *axis, u32 *step) {
-    *axis = 0;
-    *step = pair;
-    if (ints[4] == 0) return;
-    u32 starts[4] = {0, ints[5], ints[5] + ints[6], ints[5] + ints[6] + ints[7]};
-    u32 sector = pair % max_u32(starts[3] + ints[8], 1);
-    if (ints[4] == 2) {
-        u32 of = sector % 3;
-        u32 section = of == 0 ? ints[5] : of == 1 ? ints[6] : ints[7];
-        *axis = sector < 3 * section ? of : 3;
-        return;
-    }
-    u32 first = 0, begins_anew = 1;
-#pragma unroll
-    for (u32 i = 1; i < 4; i++) {
-        if (sector < starts[i]) continue;
-        // An axis that begins at the same pair as an earlier one does not restart frequencies.
-        *axis += 1;
-    }
-#pragma unroll
-    for (u32 i = 1; i < 4; i++)
-        if (i == *axis) first = starts[i];
-#pragma unroll
-    for (u32 i = 0; i < 4; i++)
-        if (i < *axis && starts[i] == first) begins_anew = 0;
-    if (ints[4] == 3 && begins_anew) *step = sector - first;
-}
-
+// A thread for each pair, and for each element that is in none.
 KERNEL THREADS(256) rope(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *positions,
                          const GLOBAL u8 *divisors, COMMON) {
-    u32 pairs = p.ints[1], per_row = p.t[0].shape[0] - pairs, tokens = p.t[0].shape[2];
+    u32 pairs = p.ints[1], per_row = p.t[0].shape[0] - pairs;
     u64 items = (u64)per_row * ROWS(p.t[0]);
-    double ratio = (double)p.floats[0] + (double)p.floats[1];
 #pragma unroll 1
     for (u64 n = global_id(); n < items; n += global_count()) {
         u32 item = (u32)(n % per_row);
@@ -52,28 +19,107 @@ KERNEL THREADS(256) rope(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *posi
             set_float(to + i * p.t[0].strides[0], p.t[0].type, x);
             continue;
         }
-        u32 axis, step;
-        turn_of(p.ints, item, &axis, &step);
-        i32 position = *(const GLOBAL i32 *)(positions + AT(p.t[2], axis * tokens + i2, 0, 0, 0));
-        double frequency = exp2_double((double)step * ratio) * 0.15915494309189535;
-        if (divisors)
-            frequency /= (double)get_float(divisors + AT(p.t[3], item, 0, 0, 0), p.t[3].type);
-        double turns = frequency * (double)position, scale = p.floats[2];
-        if (p.floats[3] != 0) {
-            float ramp = ((float)item - p.floats[4]) / max_float(p.floats[5] - p.floats[4], 0.001f);
-            double mix = (1.0f - min_float(max_float(ramp, 0), 1)) * p.floats[3];
-            turns *= scale * (1 - mix) + mix;
-        } else {
-            turns *= scale;
-        }
         float sine, cosine;
-        sin_cos_turns((float)(turns - round_double(turns)), &sine, &cosine);
-        sine *= p.floats[6] * p.floats[7];
-        cosine *= p.floats[6];
+        angle_of(&p, positions, divisors, item, i2, p.t[0].shape[2], &sine, &cosine);
         u32 i = p.ints[0] + item * p.ints[3], j = i + p.ints[2];
         float x = get_float(from + i * p.t[1].strides[0], p.t[1].type);
         float z = get_float(from + j * p.t[1].strides[0], p.t[1].type);
         set_float(to + i * p.t[0].strides[0], p.t[0].type, x * cosine - z * sine);
         set_float(to + j * p.t[0].strides[0], p.t[0].type, x * sine + z * cosine);
+    }
+}
+
+// Maximum elements of a head below, and warps of a group.
+#define MAX_HEAD 512
+#define WARPS 4
+
+// Loads a head of `size` elements. Unless `factors` is null, the head is normed and multiplied by
+// them. All lanes of a warp take part.
+INLINE void load_head(const GLOBAL u8 *from, u64 stride, u32 type, u32 size,
+                      const GLOBAL float *factors, float eps, LOCAL float *head) {
+    u32 lane = thread_id() & 31;
+    float squares = 0;
+#pragma unroll 1
+    for (u32 i = lane; i < size; i += 32) {
+        float x = get_float(from + i * stride, type);
+        head[i] = x;
+        squares += x * x;
+    }
+    if (factors) {
+        float factor = 1.0f / sqrt_float(warp_sum(squares) / (float)size + eps);
+#pragma unroll 1
+        for (u32 i = lane; i < size; i += 32) head[i] *= factor * factors[i];
+    }
+    barrier_warp();
+}
+
+// Turns the pairs of a head. All lanes of a warp take part.
+INLINE void turn_head(const Params *p, const GLOBAL u8 *positions, const GLOBAL u8 *divisors,
+                      u32 token, u32 tokens, LOCAL float *head) {
+#pragma unroll 1
+    for (u32 pair = thread_id() & 31; pair < p->ints[1]; pair += 32) {
+        float sine, cosine;
+        angle_of(p, positions, divisors, pair, token, tokens, &sine, &cosine);
+        u32 i = p->ints[0] + pair * p->ints[3], j = i + p->ints[2];
+        float x = head[i], z = head[j];
+        head[i] = x * cosine - z * sine;
+        head[j] = x * sine + z * cosine;
+    }
+    barrier_warp();
+}
+
+// Rotates heads of queries `q` and of keys `k`, after their norms if they have factors. Writes the
+// keys and the values `v` to the rows of the caches that `numbers` selects. Keys, values and caches
+// may be missing. A warp has a head, or 128 elements of a value. floats[8], [9]: epsilons of norms.
+KERNEL THREADS(128) rope_store(GLOBAL u8 *y, const GLOBAL u8 *q, const GLOBAL u8 *positions,
+                               const GLOBAL u8 *divisors, const GLOBAL u8 *k,
+                               const GLOBAL u8 *numbers, GLOBAL u8 *keys, const GLOBAL u8 *v,
+                               GLOBAL u8 *values, const GLOBAL u8 *q_factors,
+                               const GLOBAL u8 *k_factors, COMMON) {
+    SHARED float heads[WARPS * MAX_HEAD];
+    u32 lane = thread_id() & 31, warp = thread_id() >> 5, size = p.t[0].shape[0];
+    u32 tokens = p.t[0].shape[2], queries = ROWS(p.t[0]);
+    u32 with_keys = queries + p.t[4].shape[1] * p.t[4].shape[2];
+    u32 pieces = (p.t[7].shape[0] + 127) / 128, items = with_keys + pieces * p.t[7].shape[1];
+    LOCAL float *head = heads + warp * MAX_HEAD;
+#pragma unroll 1
+    for (u32 item = group_id() * WARPS + warp; item < items; item += group_count() * WARPS) {
+        if (item < queries) {
+            ROW_INDICES(item, p.t[0].shape, i1, i2, i3);
+            load_head(q + AT(p.t[1], 0, i1, i2, i3), p.t[1].strides[0], p.t[1].type, size,
+                      (const GLOBAL float *)q_factors, p.floats[8], head);
+            turn_head(&p, positions, divisors, i2, tokens, head);
+            GLOBAL u8 *to = y + AT(p.t[0], 0, i1, i2, i3);
+#pragma unroll 1
+            for (u32 i = lane; i < size; i += 32)
+                set_float(to + i * p.t[0].strides[0], p.t[0].type, head[i]);
+            barrier_warp();
+            continue;
+        }
+        u32 is_key = item < with_keys, n = item - (is_key ? queries : with_keys);
+        u32 per_token = is_key ? p.t[4].shape[1] : pieces, token = n / per_token;
+        u32 part = n % per_token;
+        i64 number = row_number(numbers + AT(p.t[5], token, 0, 0, 0), p.t[5].type);
+        if ((u64)number >= (is_key ? p.t[6].shape[1] : p.t[8].shape[1])) {
+            fail();
+            continue;
+        }
+        if (is_key) {
+            load_head(k + AT(p.t[4], 0, part, token, 0), p.t[4].strides[0], p.t[4].type, size,
+                      (const GLOBAL float *)k_factors, p.floats[9], head);
+            turn_head(&p, positions, divisors, token, tokens, head);
+            GLOBAL u8 *to = keys + AT(p.t[6], part * size, number, 0, 0);
+#pragma unroll 1
+            for (u32 i = lane; i < size; i += 32)
+                set_float(to + i * p.t[6].strides[0], p.t[6].type, head[i]);
+            barrier_warp();
+        } else {
+            u32 end = min_u32(128 * part + 128, p.t[7].shape[0]);
+#pragma unroll 1
+            for (u32 i = 128 * part + lane; i < end; i += 32) {
+                float x = get_float(v + AT(p.t[7], i, token, 0, 0), p.t[7].type);
+                set_float(values + AT(p.t[8], i, number, 0, 0), p.t[8].type, x);
+            }
+        }
     }
 }

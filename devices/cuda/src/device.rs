@@ -2,20 +2,19 @@
 
 use crate::buffer::CudaBufferType;
 use crate::event::CudaEvent;
-use crate::fuse::launch_list;
 use crate::gpu::{DriverEvent, Gpu};
-use crate::ops::{self, OperandFacts};
+use crate::ops;
 use crate::options::CudaOptions;
-use crate::plan::OperandSource;
+use crate::plan::{Card, OperandSource};
 use crate::stream::CudaStream;
 use samite_core::{
     BufferType, CancelToken, Capabilities, Compiled, Device, DeviceKind, Error, Event, Graph,
-    MemoryInfo, Node, Op, Result, Selection, Stream, Support, TensorId, TensorRef,
-    same_buffer_type,
+    MemoryInfo, Node, Op, Result, Selection, Stream, Support, TensorId, same_buffer_type,
 };
+use samite_fusion::{LaunchList, LaunchLists, Memory, OperandFacts};
 use samite_quant::PackedBufferType;
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Minimum number of columns for which a product with weights in host memory is offloaded to the
 /// card.
@@ -31,17 +30,7 @@ pub struct CudaDevice {
     options: CudaOptions,
     buffer_type: Arc<CudaBufferType>,
     packed_type: Arc<PackedBufferType<CudaBufferType>>,
-}
-
-/// Where weights lie.
-#[derive(Clone, Copy)]
-pub(crate) enum WeightMemory<'a> {
-    /// Where they are stored, as far as they are.
-    Stored,
-    /// All that can be packed are packed.
-    AllPacked,
-    /// At these places.
-    Places(&'a [Option<TensorRef>]),
+    launch_lists: Mutex<LaunchLists<Card>>,
 }
 
 impl CudaDevice {
@@ -52,6 +41,7 @@ impl CudaDevice {
             buffer_type,
             gpu,
             options: CudaOptions::default(),
+            launch_lists: Mutex::default(),
         }
     }
 
@@ -62,6 +52,7 @@ impl CudaDevice {
             options,
             buffer_type: Arc::clone(&self.buffer_type),
             packed_type: Arc::clone(&self.packed_type),
+            launch_lists: Mutex::default(),
         })
     }
 
@@ -78,17 +69,29 @@ impl CudaDevice {
         !self.options.without_graphs
     }
 
-    /// Returns whether source 0 of a node lies in packed memory.
-    pub(crate) fn is_packed(&self, node: Node<'_>, memory: WeightMemory<'_>) -> bool {
-        match memory {
-            WeightMemory::Stored => self.packed_type.stores(node, 0),
-            WeightMemory::AllPacked => self.packed_type.accepts(node).is_yes(),
-            WeightMemory::Places(places) => {
-                let source = node.source(0).map(|source| source.id().index());
-                let place = source.and_then(|source| places.get(source)?.as_ref());
-                place.is_some_and(|place| self.packed_type.is(place.buffer.buffer_type()))
-            }
-        }
+    /// Returns the number of launches for `nodes` with packed weights, estimated before tensors are
+    /// placed. Returns `None` if the device does not support one of the nodes.
+    pub fn launch_count(&self, graph: &Graph, nodes: &[TensorId]) -> Option<usize> {
+        let list = self.launches(graph, nodes, Memory::AllPacked);
+        Some(list.ok()?.launches.len())
+    }
+
+    /// Returns the launches of `nodes`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device does not support one of the nodes.
+    pub(crate) fn launches(
+        &self,
+        graph: &Graph,
+        nodes: &[TensorId],
+        memory: Memory<'_>,
+    ) -> Result<Arc<LaunchList<Card>>> {
+        let lists = self.launch_lists.lock();
+        let mut lists = lists.unwrap_or_else(PoisonError::into_inner);
+        let list = lists.get(graph, nodes, self.gpu.card(), memory);
+        list.map_err(|(id, reason)| {
+            Error::unsupported(self.gpu.name(), graph.tensor(id).op.name(), reason)
+        })
     }
 }
 
@@ -149,7 +152,10 @@ impl Device for CudaDevice {
 
     fn supports(&self, node: Node<'_>) -> Support {
         let facts = match self.packed_type.check_sources(node) {
-            Ok(packed) => OperandFacts { packed },
+            Ok(packed) => OperandFacts {
+                packed,
+                aligned: false,
+            },
             Err(refusal) => return refusal,
         };
         match ops::launches_of(node, &self.gpu.card(), facts) {
@@ -182,13 +188,13 @@ impl Device for CudaDevice {
         // Launches run one after the other and share one workspace. Where the weights will lie may
         // be unknown here.
         let needed = |memory| {
-            let list = launch_list(self, graph, nodes, memory)?;
-            let operands = list.iter().flat_map(|step| &step.launch.operands);
+            let list = self.launches(graph, nodes, memory)?;
+            let operands = list.launches.iter().flat_map(|step| &step.launch.operands);
             let scratch = operands.filter(|operand| operand.which == OperandSource::Workspace);
             let ends = scratch.map(|operand| operand.first + operand.bytes());
             Ok::<_, Error>(ends.max().unwrap_or(0))
         };
-        Ok(needed(WeightMemory::Stored)?.max(needed(WeightMemory::AllPacked)?))
+        Ok(needed(Memory::Stored)?.max(needed(Memory::AllPacked)?))
     }
 
     fn compile(
@@ -199,7 +205,7 @@ impl Device for CudaDevice {
         cancel: &CancelToken,
     ) -> Result<Option<Arc<dyn Compiled>>> {
         let opened = self.gpu.open()?;
-        for step in &launch_list(self, graph, nodes, WeightMemory::Stored)? {
+        for step in &self.launches(graph, nodes, Memory::Stored)?.launches {
             cancel.check()?;
             opened.function(&step.launch)?;
         }

@@ -1,177 +1,161 @@
-//! Fuses nodes into launches.
-//!
-//! - An RMS norm and the multiplication by its weights are one launch, with the addition before it
-//!   if there is one.
-//! - Consecutive products of packed weights with the same columns share their quantization.
-//!
-//! Launches depend on layouts and on facts about memory: which weights are packed, and which
-//! tensors overlap.
+//! Launches of fused nodes. The crate `samite-fusion` decides which nodes are fused.
 
-use crate::device::{CudaDevice, WeightMemory};
-use crate::ops::{self, OperandFacts};
-use crate::plan::{GROUP, LaunchOperand, LaunchOperands, MAX_GROUPS, OperandSource, PlannedLaunch};
-use samite_core::{Error, Graph, Node, Op, Readers, Result, TensorId};
-
-/// A launch, and the node to which it is attributed.
-pub struct NodeLaunch {
-    pub node: TensorId,
-    pub launch: PlannedLaunch,
-}
+use crate::buffer::CudaBuffer;
+use crate::ops::{self, attention, elementwise, packed, rope, tensor_cores};
+use crate::plan::{
+    Card, LaunchOperand, LaunchOperands, MAX_GROUPS, OperandSource, PlannedLaunch, Unsupported,
+};
+use samite_core::{Node, Op, Rope, TensorRef};
+use samite_fusion::{
+    BeforeAttention, ColumnForm, ColumnReader, Fused, Kernels, OperandFacts, Rotation, ScaledNorm,
+};
+use samite_quant::PackedBuffer;
 
 /// Row length from which a norm uses the most threads that a group can have.
 const LONG_ROW: usize = 2048;
 
-/// Returns the launches of `nodes`.
-///
-/// # Errors
-/// [`Error::Unsupported`] if the device does not support one of the nodes.
-pub fn launch_list(
-    device: &CudaDevice,
-    graph: &Graph,
-    nodes: &[TensorId],
-    memory: WeightMemory<'_>,
-) -> Result<Vec<NodeLaunch>> {
-    let nodes = nodes.iter().map(|&id| graph.node(id));
-    let nodes: Vec<_> = nodes.filter(|node| node.tensor().is_computed()).collect();
-    let fusion = LaunchFusion {
-        nodes: &nodes,
-        readers: Readers::new(graph),
-        memory,
-    };
-    let mut list = Vec::new();
-    // The operand of the last quantization, as long as the workspace holds its result.
-    let mut quantized: Option<LaunchOperand> = None;
-    let mut at = 0;
-    while let Some(&node) = nodes.get(at) {
-        if let Some((launch, count)) = fusion.scaled_norm(at) {
-            forget_written(&mut quantized, &nodes[at..at + count], memory);
-            let node = nodes[at + count - 1].id();
-            list.push(NodeLaunch { node, launch });
-            at += count;
-            continue;
+/// Returns the threads of a group that norms rows of `length` elements.
+pub fn norm_threads(length: usize) -> u32 {
+    if length < LONG_ROW { 256 } else { 1024 }
+}
+
+/// Returns one launch, if the device has it.
+fn one(launch: Result<PlannedLaunch, Unsupported>) -> Fused<PlannedLaunch> {
+    Some(vec![launch.ok()?])
+}
+
+impl Kernels for Card {
+    type Launch = PlannedLaunch;
+
+    fn is_packed(place: &TensorRef) -> bool {
+        place.buffer.as_any().is::<PackedBuffer<CudaBuffer>>()
+    }
+
+    fn uses_scratch(launch: &PlannedLaunch) -> bool {
+        let mut operands = launch.operands.iter();
+        operands.any(|operand| operand.which == OperandSource::Workspace)
+    }
+
+    fn launches_of(
+        &self,
+        node: Node<'_>,
+        facts: OperandFacts,
+    ) -> Result<Vec<PlannedLaunch>, Unsupported> {
+        ops::launches_of(node, self, facts)
+    }
+
+    fn column_form(&self, node: Node<'_>, packed: bool) -> Option<ColumnForm> {
+        let weights = node.source_layout(0)?.dtype();
+        if tensor_cores::can_multiply(node, self) {
+            return match node.op() {
+                Op::MulMat { .. } if tensor_cores::are_wide(weights) => Some(ColumnForm::BF16),
+                Op::MulMat { .. } => Some(ColumnForm::F16),
+                _ => None,
+            };
         }
-        let facts = OperandFacts {
-            packed: device.is_packed(node, memory),
+        (packed && packed::reads_int8(node)).then_some(ColumnForm::Int8)
+    }
+
+    fn convert(&self, product: Node<'_>, packed: bool) -> Fused<PlannedLaunch> {
+        let b = product.operand(1).ok()?;
+        if self.column_form(product, packed)? == ColumnForm::Int8 {
+            return one(packed::quantize(b));
+        }
+        let weights = product.source_layout(0)?.dtype();
+        one(tensor_cores::Halves::new(weights, &b, 0).convert(b))
+    }
+
+    fn may_join(&self, [a, b]: [Node<'_>; 2], form: ColumnForm) -> bool {
+        let weights = |node: Node<'_>| Some(node.source_layout(0)?.dtype());
+        let mut nodes = [a, b].into_iter();
+        form == ColumnForm::Int8
+            && weights(a) == weights(b)
+            && nodes.all(|node| matches!(node.op(), Op::MulMat { .. }))
+    }
+
+    fn max_products(&self) -> usize {
+        packed::MAX_PRODUCTS
+    }
+
+    fn products(&self, nodes: &[Node<'_>], packed: bool) -> Fused<PlannedLaunch> {
+        let &first = nodes.first()?;
+        if self.column_form(first, packed)? == ColumnForm::Int8 {
+            return one(packed::products(nodes));
+        }
+        let weights = first.operand(0).ok()?;
+        let (weights, kernels) = if packed {
+            (weights.packed(), tensor_cores::PACKED)
+        } else {
+            (weights, tensor_cores::PLAIN)
         };
-        let launches = ops::launches_of(node, &device.gpu().card(), facts)
-            .map_err(|reason| Error::unsupported(device.gpu().name(), node.op().name(), reason))?;
-        for launch in launches {
-            if ops::is_quantization(&launch) {
-                let columns = launch.operands[1].in_node(node);
-                if quantized.is_some_and(|known| known.is_same(&columns)) {
-                    continue;
-                }
-                quantized = Some(columns);
-            } else if launch.uses_workspace() && !ops::is_quantized_product(&launch) {
-                quantized = None;
-            }
-            list.push(NodeLaunch {
-                node: node.id(),
-                launch,
-            });
-        }
-        forget_written(&mut quantized, &nodes[at..=at], memory);
-        at += 1;
+        tensor_cores::product(first, weights, kernels, self).ok()
     }
-    Ok(list)
-}
 
-/// Forgets quantized columns that one of `nodes` may have overwritten.
-fn forget_written(
-    quantized: &mut Option<LaunchOperand>,
-    nodes: &[Node<'_>],
-    memory: WeightMemory<'_>,
-) {
-    let Some(OperandSource::Tensor(columns)) = quantized.map(|operand| operand.which) else {
-        return;
-    };
-    let is_overwritten = |node: &Node<'_>| {
-        let written = node.tensor().written().map(|(_, id)| id).chain([node.id()]);
-        let mut written = written.map(|id| are_apart(memory, id, columns, false));
-        written.any(|is_apart| !is_apart)
-    };
-    if nodes.iter().any(is_overwritten) {
-        *quantized = None;
-    }
-}
-
-/// Returns whether two tensors do not overlap. If `same` is set, they may also lie in exactly the
-/// same place. Without places, they count as apart.
-fn are_apart(memory: WeightMemory<'_>, a: TensorId, b: TensorId, same: bool) -> bool {
-    let WeightMemory::Places(places) = memory else {
-        return a != b || same;
-    };
-    let place = |id: TensorId| places.get(id.index()).and_then(Option::as_ref);
-    match [place(a), place(b)] {
-        [Some(a), Some(b)] => {
-            !a.overlaps(b) || same && a.location() == b.location() && a.layout() == b.layout()
-        }
-        _ => false,
-    }
-}
-
-struct LaunchFusion<'a> {
-    nodes: &'a [Node<'a>],
-    readers: Readers,
-    memory: WeightMemory<'a>,
-}
-
-impl LaunchFusion<'_> {
-    /// Fuses a norm and its weights, and the addition before them, starting at node `at`. Returns
-    /// the launch and the number of nodes.
-    fn scaled_norm(&self, at: usize) -> Option<(PlannedLaunch, usize)> {
-        let sum = self.nodes[at];
-        let is_sum = matches!(sum.op(), Op::Add);
-        let first = at + usize::from(is_sum);
-        let (norm, scaled) = (*self.nodes.get(first)?, *self.nodes.get(first + 1)?);
-        let (Op::RmsNorm { eps }, Op::Mul) = (norm.op(), scaled.op()) else {
-            return None;
-        };
-        let (x, factors) = (norm.source(0)?, scaled.source(1)?);
-        let apart = |a: Node<'_>, b: Node<'_>, same| are_apart(self.memory, a.id(), b.id(), same);
-        let fits = scaled.source(0)?.id() == norm.id()
-            && self.readers.only(norm.id(), 1)
-            && norm.tensor().view.is_none()
-            && factors.layout().rows() == 1
-            && factors.layout().shape()[0] == x.layout().shape()[0]
-            && !scaled.layout().is_empty()
-            && apart(scaled, factors, false)
-            && apart(scaled, x, true);
-        if !fits {
-            return None;
-        }
+    fn scaled_norm(
+        &self,
+        norm: &ScaledNorm<'_>,
+        reader: Option<ColumnReader<'_>>,
+    ) -> Fused<PlannedLaunch> {
+        let source = |node: Node<'_>, index: usize| Some(node.operand(index).ok()?.in_node(node));
+        let y = norm.scaled.result().in_node(norm.scaled);
         let mut operands = vec![
-            scaled.result().in_node(scaled),
-            norm.operand(0).ok()?.in_node(norm),
-            scaled.operand(1).ok()?.in_node(scaled),
+            y,
+            source(norm.norm, 0)?,
+            source(norm.scaled, 1)?,
             LaunchOperand::missing(),
             LaunchOperand::missing(),
         ];
-        if is_sum {
-            let terms = [sum.source(0)?, sum.source(1)?];
-            let shape = sum.layout().shape();
-            let fits = x.id() == sum.id()
-                && terms.iter().all(|term| term.layout().shape() == shape)
-                && terms.iter().all(|&term| apart(scaled, term, true))
-                && apart(sum, factors, false)
-                && apart(scaled, sum, false);
-            if !fits {
-                return None;
-            }
-            operands[1] = sum.operand(0).ok()?.in_node(sum);
-            operands[3] = sum.operand(1).ok()?.in_node(sum);
+        if let Some(sum) = norm.sum {
+            operands[1] = source(sum, 0)?;
+            operands[3] = source(sum, 1)?;
             operands[4] = sum.result().in_node(sum);
         }
         ops::floats(&operands).ok()?;
-        let groups = operands[0].rows().min(MAX_GROUPS);
-        let threads = norm_threads(operands[0].shape[0]);
+        let mut scales = 0;
+        operands.push(match reader.map(|reader| reader.form) {
+            None => LaunchOperand::missing(),
+            Some(ColumnForm::Int8) => {
+                let columns = packed::Int8Columns::new(&y);
+                scales = columns.codes;
+                columns.scratch
+            }
+            Some(_) => return None,
+        });
+        let groups = y.rows().min(MAX_GROUPS);
+        // A thread has four elements at a time.
+        let threads = y.shape[0].div_ceil(4).next_multiple_of(32).clamp(64, 1024);
         let launch = PlannedLaunch::new("norm", "scaled_norm", operands, groups).ok()?;
-        let launch = launch.floats([*eps]).threads(threads);
-        Some((launch, first + 2 - at))
+        let launch = launch.ints([scales]).floats([norm.eps]);
+        Some(vec![launch.threads(threads as u32)])
     }
-}
 
-/// Returns the threads of a group that norms rows of `length` elements.
-pub fn norm_threads(length: usize) -> u32 {
-    if length < LONG_ROW { GROUP } else { 1024 }
+    fn gated(&self, node: Node<'_>, reader: ColumnReader<'_>) -> Fused<PlannedLaunch> {
+        match reader.form {
+            ColumnForm::Int8 => one(elementwise::gated_int8(node)),
+            _ => None,
+        }
+    }
+
+    fn attention(
+        &self,
+        node: Node<'_>,
+        _facts: OperandFacts,
+        reader: ColumnReader<'_>,
+    ) -> Fused<PlannedLaunch> {
+        match reader.form {
+            ColumnForm::Int8 => {
+                let b = reader.product.operand(1).ok()?;
+                attention::quantized(node, &b, self).ok()
+            }
+            _ => None,
+        }
+    }
+
+    fn rotation(&self, rotation: &Rotation<'_>, rope: Rope) -> Fused<PlannedLaunch> {
+        one(rope::fused(rotation, None, rope))
+    }
+
+    fn before_attention(&self, nodes: &BeforeAttention<'_>) -> Fused<PlannedLaunch> {
+        one(rope::fused(&nodes.query, Some(nodes), nodes.rope))
+    }
 }

@@ -87,12 +87,6 @@ impl LaunchOperand {
         }
     }
 
-    /// Returns whether the operands are the same window into the same tensor.
-    pub fn is_same(&self, other: &LaunchOperand) -> bool {
-        (self.which, self.dtype, self.first) == (other.which, other.dtype, other.first)
-            && (self.shape, self.strides) == (other.shape, other.strides)
-    }
-
     /// Returns the operand with packed rows.
     pub fn packed(mut self) -> Self {
         let row = samite_quant::packed_row_bytes(self.dtype, self.shape[0]);
@@ -217,12 +211,6 @@ impl PlannedLaunch {
         self
     }
 
-    /// Returns whether an operand is scratch memory.
-    pub fn uses_workspace(&self) -> bool {
-        let mut operands = self.operands.iter();
-        operands.any(|operand| operand.which == OperandSource::Workspace)
-    }
-
     pub fn can_fail(mut self) -> Self {
         self.can_fail = true;
         self
@@ -237,7 +225,7 @@ pub fn groups_for(elements: usize) -> usize {
 /// Maximum number of groups of a kernel that walks with a stride.
 pub const MAX_GROUPS: usize = 1 << 16;
 
-/// Maximum number of operands of a kernel.
+/// Number of operands whose layouts a kernel gets. It knows the layouts of further ones.
 pub const MAX_OPERANDS: usize = 10;
 
 /// A tensor, as kernels see it. `kernels/prelude.h` has the same structure.

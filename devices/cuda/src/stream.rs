@@ -1,11 +1,10 @@
 //! Streams: bind launches to addresses, queue them, record them as graphs.
 
 use crate::buffer::CudaBuffer;
-use crate::device::{CudaDevice, WeightMemory};
+use crate::device::CudaDevice;
 use crate::driver::{Address, DriverErrorKind, GraphHandle, KernelLaunch};
 use crate::event::CudaEvent;
 use crate::failures::{Failures, Fallible};
-use crate::fuse::{NodeLaunch, launch_list};
 use crate::gpu::{DriverEvent, DriverStream, OpenedCard};
 use crate::packed::packed_rows;
 use crate::plan::{
@@ -17,6 +16,7 @@ use samite_core::{
     Buffer, CancelToken, DType, Device, Error, Event, Node, PlacedGraph, Prepared, Result,
     RunControl, Stream, TensorId, TensorRef,
 };
+use samite_fusion::{Memory, NodeLaunch};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -195,9 +195,12 @@ impl CudaStream {
             ..KernelParameters::zeroed()
         };
         let mut arguments = Vec::new();
-        for (operand, tensor) in launch.operands.iter().zip(&mut values.tensors) {
+        for (index, operand) in launch.operands.iter().enumerate() {
             let address = self.address(work, node, operand, buffers)?;
             arguments.extend(address.to_le_bytes());
+            let Some(tensor) = values.tensors.get_mut(index) else {
+                continue;
+            };
             let extent = |extent: usize| {
                 u32::try_from(extent)
                     .map_err(|_| Error::invalid(format!("an extent of {extent} is too large")))
@@ -324,12 +327,12 @@ impl Stream for CudaStream {
     fn prepare(&mut self, work: PlacedGraph<'_>) -> Result<Box<dyn Prepared>> {
         work.check()?;
         self.opened.check_alive()?;
-        let memory = WeightMemory::Places(work.places);
-        let list = launch_list(&self.device, work.graph, work.nodes, memory)?;
+        let memory = Memory::Places(work.places);
+        let list = self.device.launches(work.graph, work.nodes, memory)?;
         let mut names = Vec::new();
         let mut numbers = Vec::new();
         let mut last = None;
-        for NodeLaunch { node: id, launch } in &list {
+        for NodeLaunch { node: id, launch } in &list.launches {
             if launch.can_fail && last != Some(id) {
                 let node = work.graph.node(*id);
                 names.push(format!("{node:?} '{}'", node.tensor().name));
@@ -340,7 +343,7 @@ impl Stream for CudaStream {
         let fallible = self.failures.number(names);
         let mut buffers = Vec::new();
         let mut launches = Vec::new();
-        for (step, number) in list.iter().zip(numbers) {
+        for (step, number) in list.launches.iter().zip(numbers) {
             let number = fallible.first + number;
             let node = work.graph.node(step.node);
             launches.push(BoundLaunch {

@@ -2,11 +2,9 @@
 
 use crate::buffer::WgpuBufferType;
 use crate::event::WgpuEvent;
-use crate::fuse::{LaunchList, Memory};
 use crate::gpu::{Gpu, Opened};
-use crate::launch_lists::LaunchLists;
 use crate::limits;
-use crate::ops::{self, OperandFacts};
+use crate::ops;
 use crate::options::WgpuOptions;
 use crate::plan::{Capacity, MAX_OPERANDS, OperandSource};
 use crate::self_test;
@@ -18,6 +16,7 @@ use samite_core::{
     Event, Graph, MemoryInfo, Node, Op, Result, Selection, Stream, Support, TensorId,
     same_buffer_type,
 };
+use samite_fusion::{LaunchList, LaunchLists, Memory, OperandFacts};
 use samite_quant::PackedBufferType;
 use std::any::Any;
 use std::sync::atomic::Ordering;
@@ -37,7 +36,7 @@ pub struct WgpuDevice {
     tried: Option<Tuning>,
     buffer_type: Arc<WgpuBufferType>,
     packed_type: Arc<PackedBufferType<WgpuBufferType>>,
-    launch_lists: Mutex<LaunchLists>,
+    launch_lists: Mutex<LaunchLists<Capacity>>,
 }
 
 impl WgpuDevice {
@@ -196,10 +195,10 @@ impl WgpuDevice {
         graph: &Graph,
         nodes: &[TensorId],
         memory: Memory<'_>,
-    ) -> Result<Arc<LaunchList>> {
+    ) -> Result<Arc<LaunchList<Capacity>>> {
         let lists = self.launch_lists.lock();
         let mut lists = lists.unwrap_or_else(PoisonError::into_inner);
-        let list = lists.get(graph, nodes, &self.capacity(), memory);
+        let list = lists.get(graph, nodes, self.capacity(), memory);
         list.map_err(|(id, reason)| {
             Error::unsupported(self.name(), graph.tensor(id).op.name(), reason)
         })

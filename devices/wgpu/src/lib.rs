@@ -36,7 +36,6 @@
 //! | `emulated` | emulated cooperative matrices, for tests |
 //! | `packed` | memory of packed weights |
 //! | `fuse` | fusion of nodes into launches |
-//! | `launch_lists` | cache of the launches of the last graph |
 //! | `device`, `stream`, `event` | the traits of `samite-core` |
 //! | `waiting` | waiting for the driver, also in browsers |
 //! | `plan` | launches: operands, parameters, workgroup counts; splitting at the binding limit |
@@ -60,7 +59,6 @@ mod experimental;
 mod fuse;
 mod gpu;
 mod grids;
-mod launch_lists;
 mod limits;
 mod ops;
 mod options;

@@ -3,7 +3,6 @@
 use crate::buffer::{BUFFER_UNIT, WgpuBuffer};
 use crate::device::WgpuDevice;
 use crate::event::{Submission, WgpuEvent};
-use crate::fuse::{Memory, NodeLaunch};
 use crate::gpu::Opened;
 use crate::packed::packed_rows;
 use crate::plan::{Launch, Operand, OperandSource, Parameters, TensorParameters};
@@ -15,6 +14,7 @@ use samite_core::{
     CancelToken, Device, Error, Event, Node, PlacedGraph, Prepared, Result, RunControl, Stream,
     TensorId, TensorRef,
 };
+use samite_fusion::{Memory, NodeLaunch};
 use std::any::Any;
 use std::borrow::Cow;
 use std::num::NonZeroU64;

@@ -11,6 +11,7 @@
 //! - [`check_contract`] checks the rest of the contract: buffers, copies, import, compiled work,
 //!   order, events, faults.
 //! - [`random_graph`] creates larger graphs of many operations, for tests of schedulers.
+//! - [`FusionCase`] runs nodes together and separately, for tests of fused kernels.
 //! - [`Counter`] shows if runs were done exactly once, and [`ticking`] is a clock for tests.
 //! - [`wait_until`] waits for a state, however busy the machine is.
 //! - [`wrong_device`] computes some nodes incorrectly, for tests of code that must detect this.
@@ -32,6 +33,8 @@ mod cases;
 mod compare;
 mod contract;
 mod counter;
+mod fusion_case;
+mod fusion_layers;
 mod isolated;
 mod perf;
 mod random;
@@ -48,6 +51,10 @@ pub use cases::{DECODED, cases};
 pub use compare::nmse;
 pub use contract::{ContractOutcome, ContractReport, check_contract};
 pub use counter::Counter;
+pub use fusion_case::{Contents, FusionCase};
+pub use fusion_layers::{
+    LayerKind, RotationKind, layer_case, layer_kind, rotation_case, rotation_kind,
+};
 pub use isolated::{report_cases, run_suite_isolated};
 pub use perf::{PerfCase, PerfResult, measure, perf_cases};
 pub use random::{RANDOM_GRAPH_OPS, RandomGraph, StoreTensor, random_graph, random_graph_up_to};

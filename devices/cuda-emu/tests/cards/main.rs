@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // test helpers may unwrap
 
 mod faults;
+mod fused;
 mod operations;
 mod planted;
 mod random;

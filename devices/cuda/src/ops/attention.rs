@@ -1,6 +1,7 @@
 //! Attention.
 
 use super::blocks::{decode, module_for, whole_blocks};
+use super::packed::Int8Columns;
 use super::{Launches, NO_KERNEL, floats};
 use crate::modules;
 use crate::plan::{Card, LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported};
@@ -33,10 +34,29 @@ pub fn launches(node: Node<'_>, card: &Card) -> Launches {
             max_bias,
             softcap,
             precision,
-        } => flash(node, [scale, max_bias, softcap], precision, card),
+        } => flash(node, [scale, max_bias, softcap], precision, card, None),
         Op::FlashAttnBack { scale } => flash_back(node, scale),
         _ => Err(NO_KERNEL.into()),
     }
+}
+
+/// Returns the launches of attention that also convert its result to the columns `b` of a product,
+/// as 8-bit numbers. There are some only where groups share the keys of a row.
+pub fn quantized(node: Node<'_>, b: &LaunchOperand, card: &Card) -> Launches {
+    let &Op::FlashAttn {
+        scale,
+        max_bias,
+        softcap,
+        precision,
+    } = node.op()
+    else {
+        return Err(NO_KERNEL.into());
+    };
+    if !node.layout().shape()[0].is_multiple_of(32) {
+        return Err(NO_KERNEL.into());
+    }
+    let columns = Some(Int8Columns::new(b));
+    flash(node, [scale, max_bias, softcap], precision, card, columns)
 }
 
 /// Kernel of attention: rows of a tile, source and function. A row is a query of one head.
@@ -91,12 +111,13 @@ fn shares(groups: usize, keys: usize, card: &Card) -> usize {
 }
 
 /// Computes attention in one pass over keys and values. Keys and values that have no kernel are
-/// decoded to scratch memory first.
+/// decoded to scratch memory first. If `columns` is set, the result is also stored there.
 fn flash(
     node: Node<'_>,
     [scale, max_bias, softcap]: [f32; 3],
     precision: Precision,
     card: &Card,
+    columns: Option<Int8Columns>,
 ) -> Launches {
     let (y, q) = (node.result(), node.operand(0)?);
     let (mut k, mut v) = (node.operand(1)?, node.operand(2)?);
@@ -107,7 +128,9 @@ fn flash(
     whole_blocks(&k)?;
     whole_blocks(&v)?;
     let mut launches = Vec::new();
-    let mut scratch = 0;
+    // Scratch memory begins with the columns.
+    let codes = columns.map(|columns| columns.scratch);
+    let mut scratch = codes.map_or(0, |codes| codes.bytes().next_multiple_of(ALIGNMENT));
     let has_kernel = |dtype| modules::find(&module_for(SOURCE, dtype)).is_some();
     if k.dtype != v.dtype || !has_kernel(k.dtype) {
         for operand in [&mut k, &mut v] {
@@ -153,8 +176,17 @@ fn flash(
     );
     if shares > 1 {
         let groups = y.rows().min(MAX_GROUPS);
-        let combine = PlannedLaunch::new("attention", "combine", vec![y, partials, sinks], groups)?;
-        launches.push(combine.threads(THREADS).ints([power, shares]));
+        let operands = vec![
+            y,
+            partials,
+            sinks,
+            codes.unwrap_or(LaunchOperand::missing()),
+        ];
+        let combine = PlannedLaunch::new("attention", "combine", operands, groups)?;
+        let scales = columns.map_or(0, |columns| columns.codes);
+        launches.push(combine.threads(THREADS).ints([power, shares, scales]));
+    } else if columns.is_some() {
+        return Err(NO_KERNEL.into());
     }
     Ok(launches)
 }

@@ -1,7 +1,8 @@
 //! Functions of elements.
 
+use super::packed::{Int8Columns, groups_of_pieces};
 use super::{Launches, NO_KERNEL, floats};
-use crate::plan::{LaunchOperand, LaunchOperands, PlannedLaunch, groups_for};
+use crate::plan::{LaunchOperand, LaunchOperands, PlannedLaunch, Unsupported, groups_for};
 use samite_core::{Glu, Node, Op, Unary};
 
 /// Number of a function in `kernels/elementwise.cu`, in the same order.
@@ -49,10 +50,7 @@ pub fn launches(node: Node<'_>) -> Launches {
 }
 
 /// Returns a launch of `function` over floats with a thread per element of the result.
-fn one(
-    function: &'static str,
-    operands: Vec<LaunchOperand>,
-) -> Result<PlannedLaunch, crate::plan::Unsupported> {
+fn one(function: &'static str, operands: Vec<LaunchOperand>) -> Result<PlannedLaunch, Unsupported> {
     floats(&operands)?;
     let groups = groups_for(operands[0].elements());
     PlannedLaunch::new("elementwise", function, operands, groups)
@@ -112,6 +110,19 @@ fn glu(node: Node<'_>, kind: Glu, swapped: bool) -> Launches {
     let launch = one("binary_elements", vec![y, a, if is_one { a } else { b }])?;
     let launch = launch.ints([function as usize, first, second]);
     Ok(vec![launch.floats(numbers)])
+}
+
+/// Computes a gated linear unit of two sources, and its result as 8-bit numbers.
+pub fn gated_int8(node: Node<'_>) -> Result<PlannedLaunch, Unsupported> {
+    let launches = launches(node)?;
+    let gated = launches.into_iter().next().ok_or(NO_KERNEL)?;
+    let y = node.result();
+    let columns = Int8Columns::new(&y);
+    let mut operands = gated.operands;
+    operands.push(columns.scratch);
+    let launch = PlannedLaunch::new("elementwise", "gated_int8", operands, groups_of_pieces(&y))?;
+    let launch = launch.ints([gated.ints[0] as usize, columns.codes]);
+    Ok(launch.floats(gated.floats))
 }
 
 fn of_unary(function: Unary) -> (Function, [f32; 4]) {

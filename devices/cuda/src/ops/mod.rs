@@ -1,28 +1,22 @@
 //! The operation table: maps a node to its launches, or to the reason why the node is unsupported.
 //! Both the device's `supports` and its runs use it.
 
-mod attention;
+pub mod attention;
 mod blocks;
 mod copies;
-mod elementwise;
+pub mod elementwise;
 mod matmul;
-mod packed;
+pub mod packed;
 mod reductions;
-mod rope;
+pub mod rope;
 mod rows;
 mod state;
-mod tensor_cores;
+pub mod tensor_cores;
 mod training;
 
 use crate::plan::{Card, LaunchOperand, PlannedLaunch, Unsupported};
 use samite_core::{DType, Node, Op};
-
-/// Facts about the memory of a node's sources.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OperandFacts {
-    /// True if source 0 is packed.
-    pub packed: bool,
-}
+use samite_fusion::OperandFacts;
 
 /// Launches of a node, in order.
 pub type Launches = Result<Vec<PlannedLaunch>, Unsupported>;
@@ -100,16 +94,6 @@ fn whole(node: Node<'_>, card: &Card) -> Launches {
         | Op::OptStepSgd => training::launches(node),
         _ => Err(NO_KERNEL.into()),
     }
-}
-
-/// Returns whether a launch quantizes columns for products of packed weights.
-pub fn is_quantization(launch: &PlannedLaunch) -> bool {
-    launch.module.name == packed::QUANTIZE
-}
-
-/// Returns whether a launch only reads quantized columns from scratch memory.
-pub fn is_quantized_product(launch: &PlannedLaunch) -> bool {
-    launch.module.name.starts_with(packed::QUANTIZED_PRODUCT)
 }
 
 /// Fails for row numbers that are not integers of 32 or 64 bits.

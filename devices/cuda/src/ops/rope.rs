@@ -1,8 +1,11 @@
 //! Rotary position embedding.
 
-use super::{Launches, NO_KERNEL, floats};
-use crate::plan::{LaunchOperands, PlannedLaunch, groups_for};
+use super::{Launches, NO_KERNEL, floats, row_numbers};
+use crate::plan::{
+    LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported, groups_for,
+};
 use samite_core::{DType, Node, Op, Rope, RopeMode};
+use samite_fusion::{BeforeAttention, Rotation};
 use std::f64::consts::PI;
 
 /// Returns the launches of a rotation.
@@ -31,6 +34,14 @@ fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Launches {
     if operands[2].dtype != DType::I32 {
         return Err("positions must be i32".into());
     }
+    let y = operands[0];
+    let groups = groups_for((y.shape[0] - rope.pairs()) * y.rows());
+    let launch = PlannedLaunch::new("rope", "rope", operands, groups)?;
+    Ok(vec![with_angles(launch, rope, direction)])
+}
+
+/// Adds the parameters of angles to a launch.
+fn with_angles(launch: PlannedLaunch, rope: Rope, direction: f32) -> PlannedLaunch {
     // The binary logarithm of the ratio of successive frequencies, as a sum of two numbers.
     let step = -2.0 * f64::from(rope.freq_base).log2() / rope.dims as f64;
     let (high, low) = (step as f32, (step - f64::from(step as f32)) as f32);
@@ -50,11 +61,8 @@ fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Launches {
         _ => (1, pairs, 1),
     };
     let [a, b, c, d] = rope.mode.sections().unwrap_or_default().map(|n| n as usize);
-    let y = operands[0];
-    let groups = groups_for((y.shape[0] - pairs) * y.rows());
-    let launch = PlannedLaunch::new("rope", "rope", operands, groups)?;
     let launch = launch.ints([rope.offset, pairs, partner, next, mode, a, b, c, d]);
-    Ok(vec![launch.floats([
+    launch.floats([
         high,
         low,
         rope.freq_scale,
@@ -63,5 +71,74 @@ fn rope(node: Node<'_>, rope: Rope, direction: f32) -> Launches {
         ramp[1],
         magnitude as f32,
         direction,
-    ])])
+    ])
+}
+
+/// Maximum elements of a head, and warps of a group, as in `kernels/rope.cu`.
+const MAX_HEAD: usize = 512;
+const WARPS: usize = 4;
+
+/// Operands of heads that are rotated after a norm: the heads, and the factors of the norm if there
+/// is one.
+fn heads(rotation: &Rotation<'_>) -> Result<[LaunchOperand; 2], Unsupported> {
+    let Some(norm) = rotation.norm else {
+        let heads = rotation.rope.operand(0)?.in_node(rotation.rope);
+        return Ok([heads, LaunchOperand::missing()]);
+    };
+    let factors = norm.scaled.operand(1)?.in_node(norm.scaled);
+    if factors.dtype != DType::F32 || !factors.has_contiguous_rows() {
+        return Err("such factors of a norm".into());
+    }
+    Ok([norm.norm.operand(0)?.in_node(norm.norm), factors])
+}
+
+/// Rotates heads, after their norm if there is one, of one or two sources. Those of the second and
+/// other values are written to the KV cache.
+pub fn fused(
+    query: &Rotation<'_>,
+    cached: Option<&BeforeAttention<'_>>,
+    rope: Rope,
+) -> Result<PlannedLaunch, Unsupported> {
+    let node = query.rope;
+    let [q, q_factors] = heads(query)?;
+    let y = node.result().in_node(node);
+    if y.shape[0] > MAX_HEAD {
+        return Err("long heads".into());
+    }
+    let [positions, divisors] = [node.operand(1)?, node.optional(2)];
+    if positions.dtype != DType::I32 {
+        return Err("positions must be i32".into());
+    }
+    let [positions, divisors] = [positions, divisors].map(|operand| operand.in_node(node));
+    let mut others = [LaunchOperand::missing(); 5];
+    let mut k_factors = LaunchOperand::missing();
+    if let Some(nodes) = cached {
+        let [k, factors] = heads(&nodes.key)?;
+        let [keys, values] = [nodes.keys, nodes.values];
+        others = [
+            k,
+            keys.operand(1)?.in_node(keys),
+            keys.result().in_node(keys),
+            values.operand(0)?.in_node(values),
+            values.result().in_node(values),
+        ];
+        row_numbers(&others[1])?;
+        k_factors = factors;
+    }
+    let [k, numbers, keys, v, values] = others;
+    floats([&y, &q, &divisors, &k, &keys, &v, &values])?;
+    let items = y.rows() + k.rows() + v.shape[0].div_ceil(128) * v.shape[1];
+    let groups = items.div_ceil(WARPS).min(MAX_GROUPS);
+    let operands = vec![
+        y, q, positions, divisors, k, numbers, keys, v, values, q_factors, k_factors,
+    ];
+    let launch = PlannedLaunch::new("rope", "rope_store", operands, groups)?.threads(128);
+    let mut launch = with_angles(launch, rope, 1.0);
+    let eps = |rotation: &Rotation<'_>| rotation.norm.map_or(0.0, |norm| norm.eps);
+    launch.floats[8] = eps(query);
+    if let Some(nodes) = cached {
+        launch.floats[9] = eps(&nodes.key);
+        launch.can_fail = true;
+    }
+    Ok(launch)
 }

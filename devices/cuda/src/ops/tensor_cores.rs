@@ -36,8 +36,14 @@ pub fn can_multiply(node: Node<'_>, card: &Card) -> bool {
     columns > MAX_COLUMNS && are_halves && precision == Precision::Default && card.capability >= 80
 }
 
+/// Returns whether halves in place of the columns of a product are bf16, for weights with the range
+/// of f32.
+pub fn are_wide(weights: DType) -> bool {
+    matches!(weights, DType::BF16 | DType::MXFP4)
+}
+
 /// Columns as halves in scratch memory.
-struct Halves {
+pub struct Halves {
     scratch: LaunchOperand,
     /// Parameters of the kernels: elements of a column with padding, bytes before the columns, and
     /// 1 for bf16.
@@ -45,21 +51,19 @@ struct Halves {
 }
 
 impl Halves {
-    /// Returns scratch memory from byte `first` on for all columns of `b`. For weights with the
-    /// range of f32 they are bf16.
-    fn new(weights: DType, b: &LaunchOperand, first: usize) -> Self {
+    /// Returns scratch memory from byte `first` on for all columns of `b`.
+    pub fn new(weights: DType, b: &LaunchOperand, first: usize) -> Self {
         let length = b.shape[0].next_multiple_of(DEPTH);
         let offset = (4 * b.rows()).next_multiple_of(ALIGNMENT);
-        let is_wide = matches!(weights, DType::BF16 | DType::MXFP4);
         let words = (offset + 2 * length * b.rows()) / 4;
         Halves {
             scratch: LaunchOperand::workspace(DType::I32, first, words),
-            ints: [length, offset, is_wide.into()],
+            ints: [length, offset, are_wide(weights).into()],
         }
     }
 
     /// Returns the launch that converts the columns.
-    fn convert(&self, b: LaunchOperand) -> Result<PlannedLaunch, Unsupported> {
+    pub fn convert(&self, b: LaunchOperand) -> Result<PlannedLaunch, Unsupported> {
         let groups = b.rows().min(MAX_GROUPS);
         let launch = PlannedLaunch::new("halves", "halves", vec![self.scratch, b], groups)?;
         Ok(launch.ints(self.ints))
@@ -100,6 +104,18 @@ pub fn launches(node: Node<'_>, a: LaunchOperand, kernels: &str, card: &Card) ->
         let product = PlannedLaunch::new(&module, function, operands, groups.min(MAX_GROUPS))?;
         return Ok(vec![find, halves.convert(b)?, product.ints(halves.ints)]);
     }
+    let mut launches = vec![Halves::new(a.dtype, &b, 0).convert(b)?];
+    launches.extend(product(node, a, kernels, card)?);
+    Ok(launches)
+}
+
+/// Returns the launches of a product whose columns are halves at the start of scratch memory.
+pub fn product(node: Node<'_>, a: LaunchOperand, kernels: &str, card: &Card) -> Launches {
+    let (y, b) = (node.result(), node.operand(1)?);
+    whole_blocks(&a)?;
+    super::floats([&y, &b])?;
+    let module = module_for(kernels, a.dtype);
+    let rows = a.shape[1];
     let (columns, batches) = (b.shape[1], b.shape[2] * b.shape[3]);
     let halves = Halves::new(a.dtype, &b, 0);
     let (height, width, end) = tile(rows, columns);
@@ -118,7 +134,7 @@ pub fn launches(node: Node<'_>, a: LaunchOperand, kernels: &str, card: &Card) ->
     let product = PlannedLaunch::new(&module, function, operands, groups)?;
     let [padded, offset, is_wide] = halves.ints;
     let product = product.ints([padded, offset, is_wide, shares, length]);
-    let mut launches = vec![halves.convert(b)?, product];
+    let mut launches = vec![product];
     if shares > 1 {
         let groups = groups_for(y.elements());
         let sum = PlannedLaunch::new("halves", "sum_parts", vec![y, parts], groups)?;

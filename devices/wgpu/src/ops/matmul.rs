@@ -1,11 +1,12 @@
 //! Matrix products.
 
-use super::{OperandFacts, floats, load_four, weights};
+use super::{floats, load_four, weights};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use crate::shader::{Access, MATRICES};
 use crate::template::include;
 use crate::tuning::TILES;
 use samite_core::{DType, Node};
+use samite_fusion::OperandFacts;
 
 /// Maximum columns of a product that is computed column by column, over whole rows.
 pub const MAX_COLUMNS: usize = 8;

@@ -14,15 +14,7 @@ mod training;
 use crate::plan::{Capacity, Launch, Operand, Operands, UnsupportedLaunch};
 use crate::shader::{is_readable, is_writable};
 use samite_core::{DType, Node, Op};
-
-/// Facts about the memory of a node's sources.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OperandFacts {
-    /// True if source 0 is packed.
-    pub packed: bool,
-    /// True if sources 1 and 2 start at multiples of 16 bytes.
-    pub aligned: bool,
-}
+use samite_fusion::OperandFacts;
 
 /// Returns the launches of one node. Leaves, views and empty results need none.
 ///

@@ -6,6 +6,7 @@ use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch,
 use crate::shader::Access;
 use crate::template::include;
 use samite_core::{DType, Node, SortOrder};
+use samite_fusion::ScaledNorm;
 
 /// Longest row that is sorted. The work grows with the square of the length.
 const MAX_SORT: usize = 1 << 14;
@@ -106,16 +107,19 @@ pub fn norm(
         .cut(&[1, 2, 3]))
 }
 
-/// Computes a norm of rows, or of the sum of two operands, times the row `scaled`. If `quantized`,
-/// the kernel also quantizes the result to 8 bits.
+/// Computes a norm of rows, or of the sum of two operands, times a row. If `quantized`, the kernel
+/// also quantizes the result to 8 bits.
 pub fn scaled_norm(
-    norm: Node<'_>,
-    scaled: Node<'_>,
-    sum: Option<(Node<'_>, [Node<'_>; 2])>,
-    eps: f32,
+    norm: &ScaledNorm<'_>,
     quantized: bool,
     capacity: &Capacity,
 ) -> Result<Launch, UnsupportedLaunch> {
+    let &ScaledNorm {
+        norm,
+        scaled,
+        sum,
+        eps,
+    } = norm;
     let y = scaled.result().in_node(scaled);
     let b = scaled.source_operand(1)?.in_node(scaled).named('b');
     let mut operands = vec![y];
@@ -128,7 +132,7 @@ pub fn scaled_norm(
             loaded = load_four(&a);
             operands.push(a);
         }
-        Some((sum, _)) => {
+        Some(sum) => {
             let a = sum.source_operand(0)?.in_node(sum).named('a');
             let c = sum.source_operand(1)?.in_node(sum).named('c');
             let mut s = sum.result().in_node(sum).named('s');

@@ -4,34 +4,13 @@ use super::{elements, floats, load_four};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use crate::template::include;
 use samite_core::{DType, Node, Rope, RopeMode};
+use samite_fusion::{BeforeAttention, Rotation};
 use std::f64::consts::PI;
 
 /// Returns the pair index at which a dimension makes `rotations` turns over the original context.
 fn correction(rope: &Rope, rotations: f64) -> f64 {
     let turns = rope.original_context as f64 / (rotations * 2.0 * PI);
     rope.dims as f64 * turns.ln() / (2.0 * f64::from(rope.freq_base).ln())
-}
-
-/// A rotation of heads, with the norm and multiplication before it if they are fused.
-#[derive(Clone, Copy)]
-pub struct FusedRotation<'a> {
-    pub rope: Node<'a>,
-    pub norm: Option<Norm<'a>>,
-}
-
-/// A norm of heads, and the multiplication by its weights.
-#[derive(Clone, Copy)]
-pub struct Norm<'a> {
-    pub norm: Node<'a>,
-    pub scaled: Node<'a>,
-    pub eps: f32,
-}
-
-impl<'a> FusedRotation<'a> {
-    /// Returns the heads before the norm and the rotation.
-    pub fn source(&self) -> Option<Node<'a>> {
-        self.norm.map_or(self.rope, |norm| norm.norm).source(0)
-    }
 }
 
 /// Maximum elements of a head that is held in workgroup memory until it is written in blocks.
@@ -53,7 +32,7 @@ fn operand(node: Node<'_>, index: usize, name: char) -> Result<Operand, Unsuppor
 /// # Errors
 /// Returns the reason if such a launch is unsupported.
 pub fn norm_rope(
-    turned: FusedRotation<'_>,
+    turned: Rotation<'_>,
     of: Rope,
     capacity: &Capacity,
 ) -> Result<Launch, UnsupportedLaunch> {
@@ -98,11 +77,16 @@ fn heads(a: &Operand, factor: Option<char>) -> String {
 /// # Errors
 /// Returns the reason if such a launch is unsupported.
 pub fn rope_store(
-    [query, key]: [FusedRotation<'_>; 2],
-    [keys, values]: [Node<'_>; 2],
-    of: Rope,
+    nodes: &BeforeAttention<'_>,
     capacity: &Capacity,
 ) -> Result<Launch, UnsupportedLaunch> {
+    let &BeforeAttention {
+        query,
+        key,
+        keys,
+        values,
+        rope: of,
+    } = nodes;
     let (t, u) = (
         keys.result().in_node(keys).named('t'),
         values.result().in_node(values).named('u'),

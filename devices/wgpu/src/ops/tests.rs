@@ -1,13 +1,13 @@
 //! Checks that every shader that the conformance suite needs is valid WGSL. Needs no GPU.
 
-use super::{OperandFacts, launches_of};
+use super::launches_of;
 use crate::emulated::without_matrices;
-use crate::fuse::{self, Memory};
 use crate::plan::{Capacity, Launch, MAX_OPERANDS};
 use crate::shader::{MATRIX_KERNELS, Shader, expand};
 use crate::template::Values;
 use crate::tuning::Tuning;
 use samite_core::{DType, Graph, Rope, RopeMode};
+use samite_fusion::{Memory, OperandFacts, launch_list};
 use samite_quant::is_packable;
 use samite_testing::cases;
 use std::collections::BTreeSet;
@@ -30,6 +30,14 @@ pub fn capacity(subgroups: bool, binding: usize) -> Capacity {
     }
 }
 
+/// Returns the launches of all nodes of a graph.
+fn launches(graph: &Graph, capacity: &Capacity, memory: Memory<'_>) -> Vec<Launch> {
+    let nodes: Vec<_> = graph.ids().collect();
+    let list = launch_list(graph, &nodes, *capacity, memory);
+    let list = list.unwrap_or_else(|(_, reason)| panic!("{reason}"));
+    list.launches.into_iter().map(|step| step.launch).collect()
+}
+
 fn all_launches(capacity: &Capacity) -> Vec<Launch> {
     let mut all = Vec::new();
     for case in cases() {
@@ -45,7 +53,7 @@ fn all_launches(capacity: &Capacity) -> Vec<Launch> {
                     all.extend(launches_of(node, capacity, known).unwrap_or_default());
                 }
             }
-            if let Ok(list) = fuse::launch_list(&case.graph, &[id], capacity, Memory::AllPacked) {
+            if let Ok(list) = launch_list(&case.graph, &[id], *capacity, Memory::AllPacked) {
                 all.extend(list.launches.into_iter().map(|step| step.launch));
             }
         }
@@ -63,9 +71,7 @@ fn large(capacity: &Capacity) -> Vec<Launch> {
     g.mul_mat(w, x).unwrap();
     let row = g.input("row", DType::F32, [8192, 1, 1, 1]).unwrap();
     g.top_k(row, 40).unwrap();
-    let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
-    let list = fuse::launch_list(&g, &nodes, capacity, Memory::AllPacked).unwrap();
-    list.launches.into_iter().map(|step| step.launch).collect()
+    launches(&g, capacity, Memory::AllPacked)
 }
 
 /// Returns launches of several nodes, as in a layer of a model.
@@ -90,10 +96,8 @@ fn fused(capacity: &Capacity) -> Vec<Launch> {
         let down = g.mul_mat(w3, gated).unwrap();
         let y = g.add(down, x).unwrap();
         g.set_output(y);
-        let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
-        let list = fuse::launch_list(&g, &nodes, capacity, Memory::AllPacked).unwrap();
-        let steps = list.launches;
-        let kernels: Vec<_> = steps.iter().map(|step| step.launch.shader.kernel).collect();
+        let steps = launches(&g, capacity, Memory::AllPacked);
+        let kernels: Vec<_> = steps.iter().map(|launch| launch.shader.kernel).collect();
         if capacity.binding > 1 << 20 {
             let expected = [
                 "scaled_norm",
@@ -104,7 +108,7 @@ fn fused(capacity: &Capacity) -> Vec<Launch> {
             ];
             assert_eq!(kernels, expected);
         }
-        all.extend(steps.into_iter().map(|step| step.launch));
+        all.extend(steps);
     }
     let long = ["flash_attn", "flash_attn_combine", "mul_mat_q8"];
     for (tokens, keys, dtype, expected) in [
@@ -161,9 +165,7 @@ fn attention(tokens: usize, keys: usize, dtype: DType, capacity: &Capacity) -> V
     let columns = g.reshape(y, [256, tokens, 1, 1]).unwrap();
     let y = g.mul_mat(w, columns).unwrap();
     g.set_output(y);
-    let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
-    let list = fuse::launch_list(&g, &nodes, capacity, Memory::AllPacked).unwrap();
-    list.launches.into_iter().map(|step| step.launch).collect()
+    launches(&g, capacity, Memory::AllPacked)
 }
 
 /// Returns the launches of the rotations and cache writes of one layer, with four query heads and
@@ -194,9 +196,7 @@ fn before_attention(capacity: &Capacity, has_norms: bool, cache: DType) -> Vec<L
     let q = normed(&mut g, q);
     let q = g.rope(q, positions, None, rope).unwrap();
     g.set_output(q);
-    let nodes: Vec<_> = g.ids().filter(|&id| g.tensor(id).is_computed()).collect();
-    let list = fuse::launch_list(&g, &nodes, capacity, Memory::Stored).unwrap();
-    list.launches.into_iter().map(|step| step.launch).collect()
+    launches(&g, capacity, Memory::Stored)
 }
 
 fn validate(shader: &Shader) -> Result<(), String> {

@@ -1,8 +1,8 @@
 //! Tiled attention for many queries.
 
-use crate::{Fill, Work, device, mistaken, own};
+use crate::{device, mistaken, own};
 use samite_core::{DType, Device, Op, Precision};
-use samite_testing::{Recipe, Rng};
+use samite_testing::{Contents, FusionCase, Recipe, Rng};
 use std::sync::Arc;
 
 /// Parameters of a random prompt.
@@ -81,7 +81,7 @@ fn kind(rng: &mut Rng) -> Kind {
     }
 }
 
-fn prompt(kind: Kind) -> Work {
+fn prompt(kind: Kind) -> FusionCase {
     let Kind {
         tokens,
         keys,
@@ -90,7 +90,7 @@ fn prompt(kind: Kind) -> Work {
     } = kind;
     let [k_size, v_size] = kind.sizes;
     let [heads, kv_heads] = kind.heads;
-    let mut work = Work::default();
+    let mut work = FusionCase::default();
     let wide = Recipe::Uniform {
         min: -3.0,
         max: 3.0,
@@ -119,7 +119,7 @@ fn prompt(kind: Kind) -> Work {
                 let half: u16 = if seen(token, key) { 0 } else { 0xfc00 };
                 half.to_le_bytes()
             });
-            work.inputs.push((mask, Fill::Bytes(halves.collect())));
+            work.inputs.push((mask, Contents::Bytes(halves.collect())));
             Some(mask)
         }
     };
@@ -133,7 +133,7 @@ fn prompt(kind: Kind) -> Work {
             bytes[first..end].fill(0xff);
         }
         let fill = work.inputs.iter_mut().find(|(input, _)| *input == v);
-        fill.unwrap().1 = Fill::Bytes(bytes);
+        fill.unwrap().1 = Contents::Bytes(bytes);
     }
     let sinks = kind
         .has_sinks

@@ -1,14 +1,14 @@
 //! Codebook types, whose blocks refer to grid points: decoded bit-identically to the reference,
 //! used in products of all kinds, and with planted bugs in each decoder.
 
-use crate::{Work, device, mistaken, own};
+use crate::{device, mistaken, own};
 use samite_core::{DType, Device, Op, Precision};
-use samite_testing::{DECODED, Recipe};
+use samite_testing::{DECODED, FusionCase, Recipe};
 use std::sync::Arc;
 
 /// Builds a lookup of three table rows, each with two blocks.
-fn lookup(dtype: DType) -> Work {
-    let mut work = Work::default();
+fn lookup(dtype: DType) -> FusionCase {
+    let mut work = FusionCase::default();
     let table = work.input(dtype, [512, 5, 1, 1], Recipe::UNIT);
     let numbers = Recipe::DistinctIds { limit: 5 };
     let numbers = work.input(DType::I32, [3, 1, 1, 1], numbers);
@@ -19,8 +19,8 @@ fn lookup(dtype: DType) -> Work {
 }
 
 /// Builds products with these numbers of columns, by one matrix and by some of five experts.
-fn products(dtype: DType, columns: &[usize]) -> Work {
-    let mut work = Work::default();
+fn products(dtype: DType, columns: &[usize]) -> FusionCase {
+    let mut work = FusionCase::default();
     let weights = work.input(dtype, [512, 700, 1, 1], Recipe::UNIT);
     let experts = work.input(dtype, [256, 150, 5, 1], Recipe::UNIT);
     for &columns in columns {
@@ -42,7 +42,7 @@ fn products(dtype: DType, columns: &[usize]) -> Work {
     work
 }
 
-fn error(device: &Arc<dyn Device>, work: &Work) -> f64 {
+fn error(device: &Arc<dyn Device>, work: &FusionCase) -> f64 {
     work.error(7, &work.run(device, 7, false, &[&work.nodes]))
 }
 

@@ -1,13 +1,13 @@
 //! Fuses the nodes before attention: QK norms, RoPE, and the writes to the KV cache.
 
-use super::{ColumnSource, Fusion, NodeLaunch};
-use crate::ops::rope::{self, FusedRotation, Norm};
+use crate::planner::{ColumnSource, Planner};
+use crate::{BeforeAttention, Kernels, Rotation};
 use samite_core::{DType, Node, Op, TensorId};
 
 /// Nodes that may become one launch.
 #[derive(Default)]
 struct FusionCandidate<'a> {
-    rotations: Vec<FusedRotation<'a>>,
+    rotations: Vec<Rotation<'a>>,
     writes: Vec<Node<'a>>,
     /// Number of nodes.
     count: usize,
@@ -15,28 +15,33 @@ struct FusionCandidate<'a> {
     first: usize,
 }
 
-impl<'a> Fusion<'a> {
+impl<'a, K: Kernels> Planner<'a, K> {
     /// Fuses two rotations and two cache writes from node `at` on. The rotations are of queries and
     /// keys by the same angles; the writes are of the rotated keys and of the values. Otherwise
     /// fuses one rotation with its norm.
-    pub(super) fn before_attention(
-        &self,
-        at: usize,
-        held: &mut Option<ColumnSource>,
-        steps: &mut Vec<NodeLaunch>,
-    ) -> Option<usize> {
+    pub fn before_attention(&mut self, at: usize) -> Option<usize> {
         let candidate = self.candidate(at);
-        if let Some(step) = self.all_parts(&candidate) {
-            steps.push(step);
-            *held = None;
+        let all = self.all_parts(&candidate);
+        let all = all.and_then(|nodes| Some((nodes, self.kernels.before_attention(&nodes)?)));
+        if let Some((nodes, launches)) = all {
+            self.forget_scratch(&launches);
+            self.push(nodes.keys, launches);
             return Some(candidate.count);
         }
-        let turned = *candidate
-            .rotations
-            .first()
-            .filter(|_| candidate.first > 1)?;
-        let step = self.one_rotation(turned)?;
-        steps.push(step);
+        let rotation = candidate.rotations.first();
+        let &rotation = rotation.filter(|_| candidate.first > 1)?;
+        let (node, source) = (rotation.rope, rotation.source()?);
+        let &Op::Rope(rope) = node.op() else {
+            return None;
+        };
+        let fits = self.memory.are_apart(node.id(), source.id(), true)
+            && self.angles_are_apart(rotation, node.id());
+        if !fits {
+            return None;
+        }
+        let launches = self.kernels.rotation(&rotation, rope)?;
+        self.forget_scratch(&launches);
+        self.push(node, launches);
         Some(candidate.first)
     }
 
@@ -47,11 +52,11 @@ impl<'a> Fusion<'a> {
             let Some(&node) = self.nodes.get(at + candidate.count) else {
                 break;
             };
-            if let Some((turned, count)) = self.turned(at + candidate.count) {
+            if let Some((rotation, count)) = self.rotation_at(at + candidate.count) {
                 if candidate.count == 0 {
                     candidate.first = count;
                 }
-                candidate.rotations.push(turned);
+                candidate.rotations.push(rotation);
                 candidate.count += count;
             } else if matches!(node.op(), Op::SetRows) {
                 candidate.writes.push(node);
@@ -65,71 +70,43 @@ impl<'a> Fusion<'a> {
 
     /// Returns the rotation that starts at node `at`, with the norm and multiplication before it if
     /// present, and its number of nodes.
-    fn turned(&self, at: usize) -> Option<(FusedRotation<'a>, usize)> {
+    fn rotation_at(&self, at: usize) -> Option<(Rotation<'a>, usize)> {
         let first = *self.nodes.get(at)?;
         if matches!(first.op(), Op::Rope(_)) {
-            let turned = FusedRotation {
+            let rotation = Rotation {
                 rope: first,
                 norm: None,
             };
-            return Some((turned, 1));
+            return Some((rotation, 1));
         }
-        let (scaled, rope) = (*self.nodes.get(at + 1)?, *self.nodes.get(at + 2)?);
-        let (&Op::RmsNorm { eps }, Op::Mul, Op::Rope(_)) = (first.op(), scaled.op(), rope.op())
-        else {
-            return None;
-        };
-        let factor = scaled.source(1)?.layout();
-        let is_passed = |from: Node<'_>, to: Node<'_>| {
-            to.source(0).map(Node::id) == Some(from.id())
-                && self.readers.only(from.id(), 1)
-                && from.tensor().view.is_none()
-                && from.dtype() == DType::F32
-        };
-        let fits = is_passed(first, scaled)
-            && is_passed(scaled, rope)
-            && factor.rows() == 1
-            && factor.shape()[0] == first.layout().shape()[0]
+        let norm = self.scaled_norm(at)?;
+        let (scaled, rope) = (norm.scaled, *self.nodes.get(at + 2)?);
+        let fits = matches!(rope.op(), Op::Rope(_))
+            && rope.source(0).map(Node::id) == Some(scaled.id())
+            && self.readers.only(scaled.id(), 1)
+            && scaled.tensor().view.is_none()
+            && [norm.norm, scaled]
+                .iter()
+                .all(|node| node.dtype() == DType::F32)
             && !rope.layout().is_empty();
-        let norm = Norm {
-            norm: first,
-            scaled,
-            eps,
-        };
-        let turned = FusedRotation {
+        let rotation = Rotation {
             rope,
             norm: Some(norm),
         };
-        fits.then_some((turned, 3))
+        fits.then_some((rotation, 3))
     }
 
     /// Returns whether the other inputs of a rotation, besides the heads, do not overlap `written`.
-    fn angles_are_apart(&self, turned: FusedRotation<'_>, written: TensorId) -> bool {
-        let factor = turned.norm.and_then(|norm| norm.scaled.source(1));
-        let mut read = [turned.rope.source(1), turned.rope.source(2), factor]
+    fn angles_are_apart(&self, rotation: Rotation<'_>, written: TensorId) -> bool {
+        let factor = rotation.norm.and_then(|norm| norm.scaled.source(1));
+        let mut read = [rotation.rope.source(1), rotation.rope.source(2), factor]
             .into_iter()
             .flatten();
         read.all(|read| self.memory.are_apart(written, read.id(), false))
     }
 
-    /// Fuses a rotation with the norm before it.
-    fn one_rotation(&self, turned: FusedRotation<'_>) -> Option<NodeLaunch> {
-        let (node, source) = (turned.rope, turned.source()?);
-        let &Op::Rope(of) = node.op() else {
-            return None;
-        };
-        let fits = self.memory.are_apart(node.id(), source.id(), true)
-            && self.angles_are_apart(turned, node.id());
-        let launch = rope::norm_rope(turned, of, self.capacity);
-        let launch = launch.ok().filter(|_| fits)?;
-        launch.has_bindings(self.capacity).then_some(NodeLaunch {
-            node: node.id(),
-            launch,
-        })
-    }
-
-    /// Fuses two rotations and two cache writes.
-    fn all_parts(&self, candidate: &FusionCandidate<'_>) -> Option<NodeLaunch> {
+    /// Returns two rotations and two cache writes that can be one launch.
+    fn all_parts(&self, candidate: &FusionCandidate<'a>) -> Option<BeforeAttention<'a>> {
         let &[first, second] = candidate.rotations.as_slice() else {
             return None;
         };
@@ -149,7 +126,7 @@ impl<'a> Fusion<'a> {
         ]
         .into_iter()
         .find(|(key, _, keys, _)| writes_all_of(*keys, key.rope))?;
-        let &Op::Rope(of) = query.rope.op() else {
+        let &Op::Rope(rope) = query.rope.op() else {
             return None;
         };
         let id = |node: Node<'_>, index: usize| node.source(index).map(Node::id);
@@ -194,13 +171,12 @@ impl<'a> Fusion<'a> {
             && apart(query.rope.id(), keys.source(1)?)
             && apart(query.rope.id(), keys)
             && apart(query.rope.id(), values);
-        if !fits || !are_apart {
-            return None;
-        }
-        let launch = rope::rope_store([query, key], [keys, values], of, self.capacity).ok()?;
-        launch.has_bindings(self.capacity).then_some(NodeLaunch {
-            node: keys.id(),
-            launch,
+        (fits && are_apart).then_some(BeforeAttention {
+            query,
+            key,
+            keys,
+            values,
+            rope,
         })
     }
 }
