@@ -26,8 +26,8 @@ pub fn without_matrices(name: &str, source: String) -> Result<String> {
         ("enable f16;\n", ""),
         ("enable wgpu_cooperative_matrix;\n", ""),
         (
-            "return vec4<f16>(clamp(x, vec4<f32>(-65504.0), vec4<f32>(65504.0)));",
-            "let y = clamp(x, vec4<f32>(-65504.0), vec4<f32>(65504.0));\n    return vec4<f32>(unpack2x16float(pack2x16float(y.xy)), unpack2x16float(pack2x16float(y.zw)));",
+            "return vec4<f16>(y);",
+            "return vec4<f32>(unpack2x16float(pack2x16float(y.xy)), unpack2x16float(pack2x16float(y.zw)));",
         ),
         ("vec4<f16>", "vec4<f32>"),
         (

@@ -27,7 +27,8 @@ fn query4(row: vec3<u32>, k: u32) -> vec4<f32> {
 }
 
 fn halves(x: vec4<f32>) -> vec4<f16> {
-    return vec4<f16>(clamp(x, vec4<f32>(-65504.0), vec4<f32>(65504.0)));
+    let y = clamp(x, vec4<f32>(-65504.0), vec4<f32>(65504.0));
+    return vec4<f16>(y);
 }
 
 // Values as halves. A weight of 0 times what is not a number would not be 0: zeros replace that.

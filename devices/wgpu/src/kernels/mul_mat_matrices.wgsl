@@ -24,7 +24,8 @@ fn columns4(row: vec3<u32>, k: u32) -> vec4<f32> {
 fn halves(x: vec4<f32>) -> vec4<f16> {
     let largest = vec4<f32>(65504.0);
     let low = select(x, largest, x > largest);
-    return vec4<f16>(select(low, -largest, low < -largest));
+    let y = select(low, -largest, low < -largest);
+    return vec4<f16>(y);
 }
 {{tiles}}
 @compute @workgroup_size(256)
