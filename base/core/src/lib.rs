@@ -32,7 +32,6 @@ mod address_space;
 pub mod arena;
 pub mod buffer;
 pub mod build;
-mod cache_folder;
 mod cancel;
 pub mod device;
 mod device_wrapper;
@@ -67,7 +66,6 @@ pub use address_space::{free_address_space, share_heap_if_limited};
 pub use buffer::{
     Buffer, BufferType, Cut, Role, Slot, TensorInfo, Usage, align_up, same_buffer_type,
 };
-pub use cache_folder::cache_folder;
 pub use cancel::CancelToken;
 pub use device::{
     Backend, Capabilities, Compiled, Device, DeviceKind, DeviceLimits, Event, KeepAlive,

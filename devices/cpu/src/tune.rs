@@ -11,8 +11,8 @@ use crate::packed::{self, PackedProduct, layout::PackedLayout};
 use crate::product::{AccessPattern, Column, Panel};
 use samite_core::environment::Instant;
 use samite_core::{DType, HostMemory, Layout};
+use samite_disk_cache::{CacheFile, cache_folder};
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use std::time::Duration;
 /// for example `reading=128x2,128x2,3072x1 crossed=no`.
 pub const TUNING_VARIABLE: &str = "SAMITE_CPU_TUNING";
 
-/// Version in file names, which changes with the measurements.
+/// Version of the measurements.
 const VERSION: u32 = 1;
 
 /// Returns the highest instruction set level, like [`Isa::detect`], with [crossed
@@ -88,7 +88,7 @@ fn find<C: ImplementationChoice>(isa: Isa) -> (C, Source) {
         TuneRequest::Default => return (C::DEFAULT, Source::Default),
         TuneRequest::Given(choice) => return (choice, Source::Given),
         TuneRequest::Nothing => {
-            if let Some(choice) = kept_in(isa).and_then(|file| kept::<C>(file)) {
+            if let Some(choice) = kept_in::<C>(isa).and_then(|file| kept(&file)) {
                 return (choice, Source::Kept);
             }
         }
@@ -102,11 +102,8 @@ fn find<C: ImplementationChoice>(isa: Isa) -> (C, Source) {
     let Some(choice) = C::measure(isa) else {
         return (C::DEFAULT, Source::Default);
     };
-    if let Some((folder, file)) = kept_in(isa) {
-        // If it cannot be cached, it is measured again.
-        let text = format!("{choice}\n");
-        let _ = std::fs::create_dir_all(&folder)
-            .and_then(|()| std::fs::write(folder.join(file + C::NAME), text));
+    if let Some(file) = kept_in::<C>(isa) {
+        file.write(choice.to_string().as_bytes());
     }
     (choice, Source::Measured)
 }
@@ -143,21 +140,24 @@ fn given<C: ImplementationChoice>(variable: &str) -> TuneRequest<'_, C> {
     wish
 }
 
-fn kept<C: ImplementationChoice>((folder, file): (PathBuf, String)) -> Option<C> {
-    C::parse(
-        std::fs::read_to_string(folder.join(file + C::NAME))
-            .ok()?
-            .trim(),
-    )
+fn kept<C: ImplementationChoice>(file: &CacheFile) -> Option<C> {
+    C::parse(&file.text()?)
 }
 
-/// Returns the cache folder of choices for this processor, and the prefix of their file names.
-fn kept_in(isa: Isa) -> Option<(PathBuf, String)> {
-    let file = format!("{}-{}-{VERSION}-", model(), isa.name());
-    Some((samite_core::cache_folder()?, file))
+/// Returns the cache file of a choice for this processor.
+fn kept_in<C: ImplementationChoice>(isa: Isa) -> Option<CacheFile> {
+    let processor = format!("{} {}", model(), isa.name());
+    let subject = format!("{VERSION} {processor}");
+    let name = format!("cpu-{}", C::NAME);
+    Some(CacheFile::new(
+        &cache_folder()?,
+        &name,
+        &processor,
+        &subject,
+    ))
 }
 
-/// Returns the processor's model, for file names.
+/// Returns the processor's model.
 fn model() -> String {
     #[cfg(target_arch = "x86_64")]
     {

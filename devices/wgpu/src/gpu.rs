@@ -1,6 +1,5 @@
 //! An opened adapter: its device and queue, waits, reads and writes, and its errors.
 
-use crate::disk_cache::DiskCache;
 use crate::experimental;
 use crate::pipelines::{Changes, Pipelines};
 use crate::self_test::SelfTestResult;
@@ -8,8 +7,9 @@ use crate::stored_pipelines::StoredPipelines;
 use crate::tuning::Tuning;
 use crate::waiting::{CallbackFuture, IN_BROWSER, ready};
 use samite_core::{Error, MemoryId, Result};
+use samite_disk_cache::CacheFile;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -54,6 +54,16 @@ impl fmt::Debug for Gpu {
     }
 }
 
+/// Returns the file called `what` of facts about an adapter and its driver.
+pub fn cache_file(folder: &Path, info: &wgpu::AdapterInfo, what: &str) -> CacheFile {
+    let adapter = format!(
+        "{} {:x} {:x} {} {}",
+        info.name, info.vendor, info.device, info.backend, info.driver
+    );
+    let subject = format!("{adapter} {}", info.driver_info);
+    CacheFile::new(folder, &format!("wgpu-{what}"), &adapter, &subject)
+}
+
 impl Gpu {
     /// Creates a GPU called `name` from `adapter`. Returns the reason if the adapter cannot be
     /// used.
@@ -81,7 +91,7 @@ impl Gpu {
             opening: Mutex::default(),
             verdict: OnceLock::new(),
             tuning: OnceLock::new(),
-            pipelines_folder: Mutex::new(samite_core::cache_folder()),
+            pipelines_folder: Mutex::new(samite_disk_cache::cache_folder()),
             replaced_text: OnceLock::new(),
             emulates_matrices: OnceLock::new(),
             fault: Arc::default(),
@@ -154,12 +164,12 @@ impl Gpu {
     }
 
     /// Returns the cached file called `what`. Returns `None` if a test changes the kernels.
-    pub fn kept(&self, what: &str) -> Option<DiskCache> {
+    pub fn kept(&self, what: &str) -> Option<CacheFile> {
         let folder = lock(&self.pipelines_folder)
             .clone()
-            .or_else(samite_core::cache_folder);
+            .or_else(samite_disk_cache::cache_folder);
         let folder = folder.filter(|_| !self.is_changed())?;
-        Some(DiskCache::in_folder(folder, &self.info, what))
+        Some(cache_file(&folder, &self.info, what))
     }
 
     /// Returns whether reductions may use subgroups. Assumes so before the self-test.
@@ -265,7 +275,7 @@ impl Gpu {
         let folder = lock(&self.pipelines_folder)
             .clone()
             .filter(|_| !self.is_changed());
-        let kept = folder.map(|folder| DiskCache::in_folder(folder, &self.info, "pipelines"));
+        let kept = folder.map(|folder| cache_file(&folder, &self.info, "pipelines"));
         let stored = kept.and_then(|kept| StoredPipelines::open(&device, kept));
         Ok(Opened {
             name: Arc::clone(&self.name),

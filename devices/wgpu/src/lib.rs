@@ -30,7 +30,6 @@
 //! | `self_test` | test that rejects adapters and features with wrong results |
 //! | `limits` | measured peak rates of an adapter |
 //! | `tuning` | workgroup and tile sizes that suit an adapter |
-//! | `disk_cache` | a file per adapter and driver: tuning, self-test, compiled pipelines |
 //! | `buffer` | device memory |
 //! | `experimental` | enables cooperative matrices |
 //! | `emulated` | emulated cooperative matrices, for tests |
@@ -52,7 +51,6 @@
 mod backend;
 mod buffer;
 mod device;
-mod disk_cache;
 mod emulated;
 mod event;
 mod experimental;

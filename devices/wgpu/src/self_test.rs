@@ -5,7 +5,6 @@
 //! products are right.
 
 use crate::device::WgpuDevice;
-use crate::disk_cache::DiskCache;
 use crate::gpu::Gpu;
 use crate::options::WgpuOptions;
 use crate::stream::WgpuStream;
@@ -13,6 +12,7 @@ use samite_core::{
     CancelToken, DType, Device, Error, Graph, Op, PlacedGraph, Precision, Result, RunControl,
     Stream, TensorGroup, TensorId, TensorRef, Usage,
 };
+use samite_disk_cache::CacheFile;
 use std::sync::Arc;
 
 /// Optional features whose results are right.
@@ -57,8 +57,8 @@ impl SelfTestResult {
 pub fn verdict(device: &WgpuDevice) -> Result<SelfTestResult> {
     let gpu = device.gpu();
     // Faults that a test injects are no property of the adapter.
-    let kept = DiskCache::for_adapter(&gpu.info, "test").filter(|_| !gpu.is_changed());
-    let known = kept.as_ref().and_then(DiskCache::text);
+    let kept = gpu.kept("test");
+    let known = kept.as_ref().and_then(CacheFile::text);
     if let Some(verdict) = SelfTestResult::all().find(|verdict| known == Some(verdict.text())) {
         return Ok(warned(gpu, verdict));
     }

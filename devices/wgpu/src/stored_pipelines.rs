@@ -1,17 +1,17 @@
 //! Disk cache of compiled pipelines, for drivers that export them. Vulkan drivers do.
 //!
-//! Drivers execute this data and hardly check it. [`DiskCache::read_trusted`] decides which files
+//! Drivers execute this data and hardly check it. [`CacheFile::read_trusted`] decides which files
 //! to trust; all others are treated as missing.
 #![allow(unsafe_code)]
 
-use crate::disk_cache::DiskCache;
 use crate::waiting::ready;
+use samite_disk_cache::CacheFile;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
 /// The driver's pipeline cache and its file.
 pub struct StoredPipelines {
-    kept: DiskCache,
+    kept: CacheFile,
     pub cache: wgpu::PipelineCache,
     /// Size in bytes of the data on disk that the driver accepted.
     pub found: usize,
@@ -29,7 +29,7 @@ struct PipelineCounts {
 impl StoredPipelines {
     /// Loads the cache from disk, or creates an empty one. Returns `None` if the driver does not
     /// support pipeline caches.
-    pub fn open(device: &wgpu::Device, kept: DiskCache) -> Option<Self> {
+    pub fn open(device: &wgpu::Device, kept: CacheFile) -> Option<Self> {
         if !device.features().contains(wgpu::Features::PIPELINE_CACHE) {
             return None;
         }
@@ -94,8 +94,8 @@ fn create(device: &wgpu::Device, data: Option<&[u8]>) -> Option<wgpu::PipelineCa
         fallback: false,
     };
     // SAFETY: `data` must come from `PipelineCache::get_data` of this driver, unchanged. Only
-    // `DiskCache::write_trusted` writes the file, and its caller passes only such data.
-    // `DiskCache::read_trusted` checks that this user owns the file and no other user may write it,
+    // `CacheFile::write_trusted` writes the file, and its caller passes only such data.
+    // `CacheFile::read_trusted` checks that this user owns the file and no other user may write it,
     // and that no byte has changed. It also checks that the file belongs to this version of samite
     // (and so of wgpu), this adapter and this driver, by everything that the driver reports about
     // itself. wgpu checks that the data has its format and belongs to the adapter; the driver

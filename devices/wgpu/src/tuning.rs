@@ -6,13 +6,13 @@
 //! the same for all of them.
 
 use crate::device::WgpuDevice;
-use crate::disk_cache::DiskCache;
 use crate::stream::WgpuStream;
 use samite_core::environment::Instant;
 use samite_core::{
     CancelToken, DType, Device, Error, Graph, PlacedGraph, Result, RunControl, Stream, TensorGroup,
     TensorId, Usage,
 };
+use samite_disk_cache::CacheFile;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,11 +102,11 @@ const TRIES: usize = 4;
 /// # Errors
 /// Returns the errors of `measure`.
 pub fn tuned(
-    kept: Option<&DiskCache>,
+    kept: Option<&CacheFile>,
     subjects: &[Subject],
     mut measure: impl FnMut(Subject, Tuning) -> Result<Duration>,
 ) -> Result<Tuning> {
-    let known = kept.and_then(DiskCache::text);
+    let known = kept.and_then(CacheFile::text);
     if let Some(tuning) = known.as_deref().and_then(Tuning::read) {
         return Ok(tuning);
     }
@@ -270,13 +270,14 @@ impl ProductBenchmark {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::cache_file;
 
     const ALL: [Subject; 3] = [Subject::FewRows, Subject::ManyRows, Subject::Matrices];
 
-    fn kept(folder: &tempfile::TempDir, driver: &str) -> DiskCache {
+    fn kept(folder: &tempfile::TempDir, driver: &str) -> CacheFile {
         let mut info = wgpu::AdapterInfo::new(wgpu::DeviceType::DiscreteGpu, wgpu::Backend::Vulkan);
         info.driver_info = driver.to_owned();
-        DiskCache::in_folder(folder.path().to_owned(), &info, "tuning")
+        cache_file(folder.path(), &info, "tuning")
     }
 
     fn never(subject: Subject, tuning: Tuning) -> Result<Duration> {
@@ -303,11 +304,12 @@ mod tests {
         };
         assert_eq!(tuned(Some(&kept("1")), &ALL, times).unwrap(), best);
         assert_eq!(tuned(Some(&kept("1")), &ALL, never).unwrap(), best);
-        // Another driver is measured separately. Without a folder, every run measures.
+        // A new version of the driver is measured. Without a folder, every run measures.
         let other = |_, _| Ok(Duration::from_micros(5));
         let usual = Tuning::default();
         assert_eq!(tuned(Some(&kept("2")), &ALL, other).unwrap(), usual);
-        assert_eq!(tuned(Some(&kept("1")), &ALL, never).unwrap(), best);
+        assert_eq!(tuned(Some(&kept("2")), &ALL, never).unwrap(), usual);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
         assert_eq!(tuned(None, &ALL, times).unwrap(), best);
         // Features that the adapter lacks are not measured.
         let without = Tuning { tile: 0, ..best };

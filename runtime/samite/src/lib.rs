@@ -66,10 +66,11 @@ pub use samite_core::{
     Location, MemoryId, MemoryInfo, MemorySet, Node, Op, Parameters, PlacedGraph, Precision,
     Prepared, RangeGuard, Rejected, Result, Rope, RopeMode, Rows, RunControl, RunObserver,
     Selection, Shape, Slot, SortOrder, StoredTensor, Stream, Support, Tensor, TensorGroup,
-    TensorId, TensorRef, Unary, Usage, ViewOf, ask_for_memory, cache_folder, counted,
-    free_address_space, host_buffer, host_buffer_type, infer, same_buffer_type, shape,
-    share_heap_if_limited, thread_builder,
+    TensorId, TensorRef, Unary, Usage, ViewOf, ask_for_memory, counted, free_address_space,
+    host_buffer, host_buffer_type, infer, same_buffer_type, shape, share_heap_if_limited,
+    thread_builder,
 };
+pub use samite_disk_cache::cache_folder;
 #[cfg(feature = "meta")]
 pub use samite_forecast as forecast;
 pub use samite_gguf as gguf;
