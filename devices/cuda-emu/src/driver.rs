@@ -338,6 +338,7 @@ impl CardState {
         };
         let schedule = Schedule {
             seed: self.seed,
+            is_early: launch.is_early,
             ..Schedule::default()
         };
         let ran = machine::run(

@@ -61,6 +61,8 @@ struct Allocation {
     address: u64,
     data: Vec<u8>,
     is_read_only: bool,
+    /// True if a kernel may have written to it.
+    is_computed: bool,
 }
 
 /// Global memory of one emulated card.
@@ -121,6 +123,7 @@ impl DeviceMemory {
             address,
             data,
             is_read_only: false,
+            is_computed: false,
         });
         self.used += rounded;
         self.next = end;
@@ -256,7 +259,13 @@ impl DeviceMemory {
         if allocation.is_read_only {
             return None;
         }
+        allocation.is_computed = true;
         Some((allocation.address, allocation.data.as_mut_slice()))
+    }
+
+    /// Returns whether a kernel may have written to allocation `index`.
+    pub(crate) fn is_computed(&self, index: usize) -> bool {
+        self.allocations.get(index).is_some_and(|a| a.is_computed)
     }
 
     /// Returns the number of allocations.

@@ -16,6 +16,7 @@
 // the scales.
 KERNEL THREADS(GROUP_THREADS) combine(GLOBAL u8 *y, const GLOBAL u8 *partials,
                                       const GLOBAL u8 *sinks, GLOBAL u8 *codes, COMMON) {
+    wait_for_earlier();
     SHARED float weights[MAX_SHARES], sums[2];
     SHARED float result[MAX_VALUE] __attribute__((aligned(16)));
     u32 shares = p.ints[1], size = p.t[0].shape[0], lane = thread_id();
@@ -90,6 +91,7 @@ INLINE float dot(const GLOBAL u8 *a, u64 stride, const GLOBAL u8 *b, u32 count) 
 KERNEL THREADS(GROUP_THREADS) back_queries(GLOBAL u8 *y, const GLOBAL u8 *g, const GLOBAL u8 *q,
                                            const GLOBAL u8 *k, const GLOBAL u8 *v,
                                            const GLOBAL u8 *mask, GLOBAL u8 *rows, COMMON) {
+    wait_for_earlier();
     SHARED float scratch[32], factors[GROUP_THREADS];
     u32 size = p.t[2].shape[0], tokens = p.t[2].shape[1], heads = p.t[2].shape[2];
     u32 keys = p.t[3].shape[1], count = ROWS(p.t[2]);
@@ -177,6 +179,7 @@ KERNEL THREADS(GROUP_THREADS) back_queries(GLOBAL u8 *y, const GLOBAL u8 *g, con
 KERNEL THREADS(GROUP_THREADS) back_keys(GLOBAL u8 *y, const GLOBAL u8 *g, const GLOBAL u8 *q,
                                         const GLOBAL u8 *k, const GLOBAL u8 *v,
                                         const GLOBAL u8 *mask, const GLOBAL u8 *rows, COMMON) {
+    wait_for_earlier();
     SHARED float of_logits[GROUP_THREADS], shares[GROUP_THREADS];
     u32 size = p.t[2].shape[0], tokens = p.t[2].shape[1], heads = p.t[2].shape[2];
     u32 keys = p.t[3].shape[1], kv_heads = p.t[3].shape[2], value_size = p.t[4].shape[0];

@@ -84,6 +84,7 @@ INLINE float binary(u32 function, float x, float z, const float *f) {
 
 // y = function(a). `a` is missing for functions of the index.
 KERNEL THREADS(256) unary_elements(GLOBAL u8 *y, const GLOBAL u8 *a, COMMON) {
+    wait_for_earlier();
     u32 function = p.ints[0];
     float f[4] = {p.floats[0], p.floats[1], p.floats[2], p.floats[3]};
 #pragma unroll 1
@@ -96,6 +97,7 @@ KERNEL THREADS(256) unary_elements(GLOBAL u8 *y, const GLOBAL u8 *a, COMMON) {
 
 // y = function(a, b). `b` repeats. ints[1], ints[2]: elements of a row before those of `a` and `b`.
 KERNEL THREADS(256) binary_elements(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *b, COMMON) {
+    wait_for_earlier();
     u32 function = p.ints[0];
     float f[2] = {p.floats[0], p.floats[1]};
     const u32 *shape = p.t[2].shape;
@@ -114,6 +116,7 @@ KERNEL THREADS(256) binary_elements(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOB
 // the scales. A warp has 128 elements.
 KERNEL THREADS(256) gated_int8(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *b,
                                GLOBAL u8 *codes, COMMON) {
+    wait_for_earlier();
     u32 length = p.t[0].shape[0], pieces = (length + 127) / 128, items = pieces * ROWS(p.t[0]);
     u32 warps = thread_count() >> 5;
     float f[2] = {p.floats[0], p.floats[1]};
@@ -133,6 +136,7 @@ KERNEL THREADS(256) gated_int8(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8
 
 // y = a with ints[0..4] zeros before it along each dimension, and zeros behind it.
 KERNEL THREADS(256) pad(GLOBAL u8 *y, const GLOBAL u8 *a, COMMON) {
+    wait_for_earlier();
 #pragma unroll 1
     for (u64 n = global_id(); n < ELEMENTS(p.t[0]); n += global_count()) {
         INDICES(n, p.t[0].shape, i0, i1, i2, i3);
@@ -148,6 +152,7 @@ KERNEL THREADS(256) pad(GLOBAL u8 *y, const GLOBAL u8 *a, COMMON) {
 
 // y = a, with floats[0] right of the diagonal that begins at column ints[0].
 KERNEL THREADS(256) diag_mask(GLOBAL u8 *y, const GLOBAL u8 *a, COMMON) {
+    wait_for_earlier();
 #pragma unroll 1
     for (u64 n = global_id(); n < ELEMENTS(p.t[0]); n += global_count()) {
         INDICES(n, p.t[0].shape, i0, i1, i2, i3);

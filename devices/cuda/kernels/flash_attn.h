@@ -115,6 +115,7 @@ INLINE void store_rows(GLOBAL u8 *results, const LOCAL u64 *places, const LOCAL 
 KERNEL THREADS(128) flash_attn(GLOBAL u8 *y, const GLOBAL u8 *q, const GLOBAL u8 *k,
                                const GLOBAL u8 *v, const GLOBAL u8 *mask, const GLOBAL u8 *sinks,
                                GLOBAL u8 *partials, COMMON) {
+    wait_for_earlier();
     SHARED float tile[KEYS * KEY_ROW] __attribute__((aligned(16)));
     SHARED float queries[ROW_TILE * QUERY_ROW] __attribute__((aligned(16)));
     SHARED float weights[ROW_TILE * WEIGHT_ROW] __attribute__((aligned(16)));

@@ -61,6 +61,7 @@ KERNEL THREADS(256) mul_mat_id_int8(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOB
     u32 groups = (rows + 2 * warps - 1) / (2 * warps), choice = group_id() / groups;
     u32 first = (group_id() % groups * warps + (thread_id() >> 5)) * 2;
     u32 slot = choice % p.t[3].shape[0], token = choice / p.t[3].shape[0];
+    wait_for_earlier();
     if (first >= rows) return;
     i64 expert = row_number(ids + AT(p.t[3], slot, token, 0, 0), p.t[3].type);
     GLOBAL u8 *to = y + AT(p.t[0], first, slot, token, 0);

@@ -69,7 +69,14 @@ KERNEL THREADS(256) mul_mat_int8(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL 
         }
     }
     u32 first = (group * (thread_count() >> 5) + (thread_id() >> 5)) * ROWS_PER_WARP;
-    if (first >= rows) return;
+    u32 count = min_u32(first < rows ? rows - first : 0, ROWS_PER_WARP);
+#pragma unroll 1
+    for (u32 r = 0; r < count; r++)
+#pragma unroll 1
+        for (u64 i = 128 * (thread_id() & 31); i < row_stride; i += 128 * 32)
+            prefetch(a + (first + r) * row_stride + i);
+    wait_for_earlier();
+    if (count == 0) return;
     rows_product(a, row_stride, rows - first, first, length, x,
                  (const GLOBAL f32x2 *)(x + p.ints[0]), y + 4 * (u64)first, y_column);
 }

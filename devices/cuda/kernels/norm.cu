@@ -4,6 +4,7 @@
 // y = a row of `a`, less its mean if ints[0], times a factor. The factor is 1 / sqrt(mean square +
 // eps), or 1 / max(sqrt(sum of squares), eps) if ints[1].
 KERNEL THREADS(1024) norm(GLOBAL u8 *y, const GLOBAL u8 *a, COMMON) {
+    wait_for_earlier();
     SHARED float scratch[32];
     u32 count = p.t[0].shape[0];
 #pragma unroll 1
@@ -42,6 +43,7 @@ KERNEL THREADS(1024) norm(GLOBAL u8 *y, const GLOBAL u8 *a, COMMON) {
 // `codes` is null, y is also stored as 8-bit numbers, with ints[0] bytes before the scales.
 KERNEL THREADS(1024) scaled_norm(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *factors,
                                  const GLOBAL u8 *b, GLOBAL u8 *sum, GLOBAL u8 *codes, COMMON) {
+    wait_for_earlier();
     SHARED float scratch[32];
     u32 count = p.t[0].shape[0], own = 4 * thread_id(), step = 4 * thread_count();
 #pragma unroll 1

@@ -3,6 +3,7 @@
 
 // ints[0]: bytes before the scales. A warp converts 128 elements.
 KERNEL THREADS(256) quantize(GLOBAL u8 *to, const GLOBAL u8 *x, COMMON) {
+    wait_for_earlier();
     u32 length = p.t[1].shape[0], pieces = (length + 127) / 128, items = pieces * ROWS(p.t[1]);
     u32 warps = thread_count() >> 5;
 #pragma unroll 1

@@ -4,6 +4,7 @@
 // A thread for each pair, and for each element that is in none.
 KERNEL THREADS(256) rope(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *positions,
                          const GLOBAL u8 *divisors, COMMON) {
+    wait_for_earlier();
     u32 pairs = p.ints[1], per_row = p.t[0].shape[0] - pairs;
     u64 items = (u64)per_row * ROWS(p.t[0]);
 #pragma unroll 1
@@ -76,6 +77,7 @@ KERNEL THREADS(128) rope_store(GLOBAL u8 *y, const GLOBAL u8 *q, const GLOBAL u8
                                const GLOBAL u8 *numbers, GLOBAL u8 *keys, const GLOBAL u8 *v,
                                GLOBAL u8 *values, const GLOBAL u8 *q_factors,
                                const GLOBAL u8 *k_factors, COMMON) {
+    wait_for_earlier();
     SHARED float heads[WARPS * MAX_HEAD];
     u32 lane = thread_id() & 31, warp = thread_id() >> 5, size = p.t[0].shape[0];
     u32 tokens = p.t[0].shape[2], queries = ROWS(p.t[0]);

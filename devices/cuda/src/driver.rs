@@ -89,6 +89,8 @@ pub struct KernelLaunch {
     pub threads: u32,
     /// The kernel's parameters, each at its alignment.
     pub arguments: Vec<u8>,
+    /// True if the kernel may start while the launch before it runs. It waits itself.
+    pub is_early: bool,
 }
 
 /// A driver with its cards.

@@ -64,9 +64,11 @@ impl Gpu {
             let context = self.driver.open(self.index);
             let context = context.map_err(|error| Error::device(&self.name, error.message))?;
             // The lock is held, so that this sets it.
-            let _ = self
-                .opened
-                .set(Arc::new(OpenedCard::new(&self.name, context)?));
+            let _ = self.opened.set(Arc::new(OpenedCard::new(
+                &self.name,
+                self.info.capability,
+                context,
+            )?));
         }
         let opened = self.opened.get();
         opened.ok_or_else(|| Error::device(&self.name, "it is being opened"))
@@ -78,6 +80,7 @@ impl Gpu {
 pub struct OpenedCard {
     device: Box<str>,
     pub context: Arc<dyn DriverContext>,
+    capability: u32,
     /// Stream of reads and writes that belong to no queue.
     transfers: StreamHandle,
     lost: AtomicBool,
@@ -93,10 +96,11 @@ struct Kernels {
 }
 
 impl OpenedCard {
-    fn new(device: &str, context: Arc<dyn DriverContext>) -> Result<Self> {
+    fn new(device: &str, capability: u32, context: Arc<dyn DriverContext>) -> Result<Self> {
         let transfers = context.create_stream();
         Ok(OpenedCard {
             device: device.into(),
+            capability,
             transfers: transfers.map_err(|error| Error::device(device, error.message))?,
             context,
             lost: AtomicBool::new(false),
@@ -218,6 +222,11 @@ impl OpenedCard {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the module that has the kernel of a launch for this card.
+    pub fn module(&self, launch: &PlannedLaunch) -> &'static Module {
+        launch.module.for_capability(self.capability)
+    }
+
     /// Returns the kernel of a launch. Loads its module on first use.
     ///
     /// # Errors
@@ -225,23 +234,24 @@ impl OpenedCard {
     pub fn function(&self, launch: &PlannedLaunch) -> Result<FunctionHandle> {
         self.check_alive()?;
         let mut kernels = self.kernels();
-        let Module { name, .. } = launch.module;
+        let module = self.module(launch);
+        let Module { name, .. } = module;
         let key = (*name, launch.function.to_string());
         if let Some(function) = kernels.functions.get(&key) {
             return Ok(*function);
         }
         let known = kernels.modules.get(name).copied();
-        let module = match known {
-            Some(module) => module,
+        let loaded = match known {
+            Some(loaded) => loaded,
             None => {
-                let ptx = launch.module.ptx();
+                let ptx = module.ptx();
                 let ptx = ptx.map_err(|message| Error::device(&self.device, message))?;
-                let module = self.check(self.context.load(&ptx))?;
-                kernels.modules.insert(name, module);
-                module
+                let loaded = self.check(self.context.load(&ptx))?;
+                kernels.modules.insert(name, loaded);
+                loaded
             }
         };
-        let found = self.context.function(module, &launch.function);
+        let found = self.context.function(loaded, &launch.function);
         let function = self.check(found)?;
         kernels.functions.insert(key, function);
         Ok(function)

@@ -21,7 +21,22 @@ impl fmt::Debug for Module {
 const GZIP_HEADER: usize = 10;
 const GZIP_TRAILER: usize = 8;
 
+/// End of the names of modules for compute capability 9.0 and later. Their kernels start while those
+/// before them end.
+const EARLY: &str = "_sm90";
+
 impl Module {
+    /// Returns the module with the same kernels for a compute capability.
+    pub fn for_capability(&'static self, capability: u32) -> &'static Module {
+        let early = find(&format!("{}{EARLY}", self.name));
+        early.filter(|_| capability >= 90).unwrap_or(self)
+    }
+
+    /// Returns whether the kernels wait themselves for those before them.
+    pub fn starts_early(&self) -> bool {
+        self.name.ends_with(EARLY)
+    }
+
     /// Returns the PTX.
     ///
     /// # Errors
@@ -46,6 +61,7 @@ macro_rules! modules {
 
 modules![
     "attention",
+    "attention_sm90",
     "blocks_bf16",
     "blocks_f16",
     "blocks_f8_e4m3",
@@ -77,15 +93,21 @@ modules![
     "copies",
     "copy_blocks",
     "elementwise",
+    "elementwise_sm90",
     "experts",
     "flash_attn_bf16",
+    "flash_attn_bf16_sm90",
     "flash_attn_f16",
+    "flash_attn_f16_sm90",
     "flash_attn_f32",
+    "flash_attn_f32_sm90",
     "flash_attn_mma_f16",
     "flash_attn_mma_q4_0",
     "flash_attn_mma_q8_0",
     "flash_attn_q4_0",
+    "flash_attn_q4_0_sm90",
     "flash_attn_q8_0",
+    "flash_attn_q8_0_sm90",
     "get_rows_packed_q4_0",
     "get_rows_packed_q4_k",
     "get_rows_packed_q5_k",
@@ -97,10 +119,15 @@ modules![
     "mul_mat_f32",
     "mul_mat_f8_e4m3",
     "mul_mat_int8_q4_0",
+    "mul_mat_int8_q4_0_sm90",
     "mul_mat_int8_q4_k",
+    "mul_mat_int8_q4_k_sm90",
     "mul_mat_int8_q5_k",
+    "mul_mat_int8_q5_k_sm90",
     "mul_mat_int8_q6_k",
+    "mul_mat_int8_q6_k_sm90",
     "mul_mat_int8_q8_0",
+    "mul_mat_int8_q8_0_sm90",
     "mul_mat_iq1_m",
     "mul_mat_iq1_s",
     "mul_mat_iq2_s",
@@ -164,9 +191,12 @@ modules![
     "mul_mat_tq1_0",
     "mul_mat_tq2_0",
     "norm",
+    "norm_sm90",
     "quantize",
+    "quantize_sm90",
     "reduce",
     "rope",
+    "rope_sm90",
     "rows",
     "soft_max",
     "sort",
@@ -185,6 +215,26 @@ pub fn find(name: &str) -> Option<&'static Module> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_that_start_early_wait() {
+        let early = MODULES.iter().filter(|module| module.starts_early());
+        let mut count = 0;
+        for module in early {
+            let plain = module.name.trim_end_matches(EARLY);
+            let plain = find(plain).unwrap();
+            assert_eq!(plain.for_capability(90), module);
+            assert_eq!(plain.for_capability(89), plain);
+            let ptx = module.ptx().unwrap();
+            for kernel in ptx.split(".visible .entry ").skip(1) {
+                let name = kernel.split('(').next().unwrap();
+                let waits = kernel.matches("griddepcontrol.wait;").count();
+                assert_eq!(waits, 1, "{name} of {}", module.name);
+                count += 1;
+            }
+        }
+        assert!(count > 60, "{count}");
+    }
 
     #[test]
     fn modules_are_those_of_the_list() {

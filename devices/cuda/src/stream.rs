@@ -219,6 +219,7 @@ impl CudaStream {
         let groups = u32::try_from(launch.groups).ok();
         let groups = groups.filter(|&groups| groups <= i32::MAX as u32);
         Ok(KernelLaunch {
+            is_early: self.opened.module(launch).starts_early(),
             function: self.opened.function(launch)?,
             groups: groups.ok_or_else(|| Error::invalid("a launch has too many groups"))?,
             threads: launch.threads,

@@ -47,6 +47,7 @@ impl Interpreter<'_> {
         quantum: u32,
     ) -> MachineResult<SliceEnd> {
         let code = self.code;
+        self.global.is_unordered = self.schedule.is_early && !warp.has_waited;
         for _ in 0..quantum {
             if warp.pc >= warp.next_pc {
                 warp.select();
@@ -263,6 +264,11 @@ impl Interpreter<'_> {
                 p,
                 negates,
             } => self.barrier(warp, mask, (mode, is_aligned), [id, count, d, p], negates),
+            Action::WaitForEarlier => {
+                warp.has_waited = true;
+                self.global.is_unordered = false;
+                Ok(Flow::Next)
+            }
             Action::Fence { is_wide } => {
                 warp.fence = Some((warp.clock, is_wide));
                 warp.tick();

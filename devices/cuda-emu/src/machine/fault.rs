@@ -109,6 +109,11 @@ pub enum FaultKind {
         /// First address.
         address: u64,
     },
+    /// An access, before the kernel waits for earlier ones, of memory that one of them may use.
+    TooEarly {
+        /// Kind of the access.
+        access: AccessKind,
+    },
     /// The kernel executed `trap`.
     Trap,
     /// The launch executed more instructions than it may.
@@ -224,6 +229,10 @@ impl fmt::Display for FaultKind {
                     "reads {bytes} bytes of shared memory at {address:#x} never written"
                 )
             }
+            Self::TooEarly { access } => write!(
+                f,
+                "{access} memory of earlier kernels before it waits for them"
+            ),
             Self::PendingCopy { address } => write!(
                 f,
                 "accesses shared memory at {address:#x} before the wait for its asynchronous copy"

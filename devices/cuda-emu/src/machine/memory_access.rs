@@ -143,6 +143,8 @@ pub(crate) struct GlobalMemory<'a> {
     /// Accesses by allocation, or nothing if races are not searched for.
     pub(crate) shadows: Option<Vec<Shadow>>,
     pub(crate) releases: Releases,
+    /// True while accesses have no order with those of earlier kernels.
+    pub(crate) is_unordered: bool,
     last: usize,
 }
 
@@ -163,6 +165,7 @@ impl<'a> GlobalMemory<'a> {
             memory,
             shadows,
             releases: Releases::default(),
+            is_unordered: false,
             last: 0,
         }
     }
@@ -185,6 +188,15 @@ impl<'a> GlobalMemory<'a> {
         Some((index, offset as usize))
     }
 
+    /// Fails for an access that has no order with those of earlier kernels but needs one.
+    fn check_order(&self, allocation: usize, access: AccessKind) -> Result<(), FaultKind> {
+        let is_shared = access != AccessKind::Read || self.memory.is_computed(allocation);
+        if self.is_unordered && is_shared {
+            return Err(FaultKind::TooEarly { access });
+        }
+        Ok(())
+    }
+
     /// Calls `f` with the allocation and the offset of each lane, and notes the accesses.
     fn visit(
         &mut self,
@@ -205,6 +217,8 @@ impl<'a> GlobalMemory<'a> {
                 };
                 return Err(Trouble::new(lane, kind));
             };
+            self.check_order(allocation, access)
+                .map_err(|kind| Trouble::new(lane, kind))?;
             if f(self.memory, allocation, offset, lane).is_none() {
                 return Err(Trouble::new(
                     lane,
@@ -321,6 +335,8 @@ impl<'a> GlobalMemory<'a> {
             };
             return Err(Trouble::new(lane, kind));
         };
+        self.check_order(allocation, access)
+            .map_err(|kind| Trouble::new(lane, kind))?;
         self.note(
             ByteSpan {
                 allocation,

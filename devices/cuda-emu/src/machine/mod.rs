@@ -78,6 +78,9 @@ pub struct Schedule {
     pub resident_blocks: usize,
     /// Number of instructions of all warps after which the launch fails.
     pub budget: u64,
+    /// True if the kernel may start while those before it run. Until a warp waits for them, it may
+    /// only read what no kernel wrote.
+    pub is_early: bool,
 }
 
 impl Schedule {
@@ -98,6 +101,7 @@ impl Default for Schedule {
             detects_races: true,
             resident_blocks: 0,
             budget: 1 << 32,
+            is_early: false,
         }
     }
 }

@@ -55,6 +55,8 @@ pub(crate) struct Warp {
     /// Clock at the last fence, and true if it covers other blocks.
     pub(crate) fence: Option<(VectorClock, bool)>,
     pub(crate) copies: Copies,
+    /// True if it waited for the kernels before this one.
+    pub(crate) has_waited: bool,
 }
 
 impl Warp {
@@ -73,6 +75,7 @@ impl Warp {
         self.acquired = 0;
         self.fence = None;
         self.copies.clear();
+        self.has_waited = false;
     }
 
     /// Advances the warp's own clock, after which its accesses are not published yet.

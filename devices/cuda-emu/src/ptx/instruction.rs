@@ -474,6 +474,8 @@ pub(crate) enum Action {
     WarpBarrier {
         mask: Register,
     },
+    /// Waits for the kernels before this one.
+    WaitForEarlier,
     Fence {
         is_wide: bool,
     },

@@ -29,6 +29,34 @@ pub struct KernelNode {
     pub extra: *mut *mut c_void,
 }
 
+/// Attribute of a launch: its number, and a value that begins with an integer.
+#[repr(C)]
+pub struct LaunchAttribute {
+    pub id: c_int,
+    pub padding: c_int,
+    pub value: [u64; 8],
+}
+
+impl LaunchAttribute {
+    /// The attribute of a kernel that may start before the end of the launch before it.
+    pub const EARLY: Self = LaunchAttribute {
+        id: 6,
+        padding: 0,
+        value: [1, 0, 0, 0, 0, 0, 0, 0],
+    };
+}
+
+/// Parameters of a launch with attributes.
+#[repr(C)]
+pub struct LaunchConfig {
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared: c_uint,
+    pub stream: *mut c_void,
+    pub attributes: *mut LaunchAttribute,
+    pub attribute_count: c_uint,
+}
+
 macro_rules! functions {
     ($($symbol:ident as $name:ident($($argument:ty),* $(,)?);)*) => {
         /// Addresses of the driver's functions. The library stays loaded for the process's life.
@@ -104,6 +132,14 @@ functions! {
         *mut *mut c_void,
         *mut *mut c_void,
     );
+    cuLaunchKernelEx as launch_with(
+        *const LaunchConfig,
+        *mut c_void,
+        *mut *mut c_void,
+        *mut *mut c_void,
+    );
+    cuStreamBeginCapture_v2 as begin_capture(*mut c_void, c_int);
+    cuStreamEndCapture as end_capture(*mut c_void, *mut *mut c_void);
     cuGraphCreate as create_graph(*mut *mut c_void, c_uint);
     cuGraphAddKernelNode as add_node(
         *mut *mut c_void,

@@ -1,7 +1,7 @@
 //! The driver of this system, its cards and contexts.
 #![allow(unsafe_code)]
 
-use super::functions::{Functions, KernelNode};
+use super::functions::{Functions, KernelNode, LaunchAttribute, LaunchConfig};
 use crate::driver::{
     Address, CardInfo, Driver, DriverContext, DriverError, DriverErrorKind, DriverResult,
     EventHandle, FunctionHandle, GraphHandle, KernelLaunch, ModuleHandle, StreamHandle,
@@ -15,6 +15,8 @@ const PROCESSORS: c_int = 16;
 const INTEGRATED: c_int = 18;
 const CAPABILITY: [c_int; 2] = [75, 76];
 const NON_BLOCKING_STREAM: c_uint = 1;
+/// Only calls of this thread are recorded, and only they must not break the recording.
+const CAPTURE_MODE: c_int = 1;
 /// The host sleeps instead of spinning, and no time is measured.
 const EVENT_FLAGS: c_uint = 1 | 2;
 const ERROR_LOG: c_int = 5;
@@ -363,6 +365,26 @@ impl DriverContext for SystemContext {
     fn launch(&self, stream: StreamHandle, launch: &KernelLaunch) -> DriverResult<()> {
         let mut size = 0;
         let mut extra = packed(&launch.arguments, &mut size);
+        if launch.is_early {
+            let mut attributes = [LaunchAttribute::EARLY];
+            let config = LaunchConfig {
+                grid: [launch.groups, 1, 1],
+                block: [launch.threads, 1, 1],
+                shared: 0,
+                stream: pointer(stream.0),
+                attributes: attributes.as_mut_ptr(),
+                attribute_count: 1,
+            };
+            // SAFETY: the function is valid, the configuration and its attribute outlive the call,
+            // and the driver copies the parameters before it returns.
+            return unsafe {
+                self.call("cuLaunchKernelEx", |f| {
+                    let function = pointer(launch.function.0);
+                    let none = ptr::null_mut();
+                    (f.launch_with)(&raw const config, function, none, extra.as_mut_ptr())
+                })
+            };
+        }
         // SAFETY: the function is valid, and the driver copies the parameters before it returns.
         unsafe {
             self.call("cuLaunchKernel", |f| {
@@ -384,19 +406,23 @@ impl DriverContext for SystemContext {
     }
 
     fn create_graph(&self, launches: &[KernelLaunch]) -> DriverResult<GraphHandle> {
+        if launches.iter().any(|launch| launch.is_early) {
+            match self
+                .capture(launches)
+                .and_then(|graph| self.instance(graph))
+            {
+                Err(error) if error.kind != DriverErrorKind::Lost => {
+                    tracing::debug!("a graph without early starts: {error}");
+                }
+                done => return done,
+            }
+        }
         // SAFETY: the handle outlives the call; the flags must be 0.
         let graph = unsafe { self.create("cuGraphCreate", |f, graph| (f.create_graph)(graph, 0)) }?;
-        let instance = self.add_nodes(graph, launches).and_then(|()| {
-            // SAFETY: the graph is complete.
-            unsafe {
-                self.create("cuGraphInstantiateWithFlags", |f, instance| {
-                    (f.instantiate)(instance, pointer(graph), 0)
-                })
-            }
-        });
-        // SAFETY: an instance does not need its graph.
-        unsafe { self.call("cuGraphDestroy", |f| (f.destroy_graph)(pointer(graph))) }?;
-        instance.map(GraphHandle)
+        match self.add_nodes(graph, launches) {
+            Ok(()) => self.instance(graph),
+            Err(error) => self.destroy(graph).and(Err(error)),
+        }
     }
 
     fn launch_graph(&self, stream: StreamHandle, graph: GraphHandle) -> DriverResult<()> {
@@ -468,6 +494,52 @@ impl DriverContext for SystemContext {
 }
 
 impl SystemContext {
+    /// Records launches as a graph that keeps their early starts. Drivers before CUDA 12.3 cannot.
+    fn capture(&self, launches: &[KernelLaunch]) -> DriverResult<u64> {
+        let stream = self.create_stream()?;
+        // SAFETY: the stream is valid, and nothing else uses it.
+        let begun = unsafe {
+            self.call("cuStreamBeginCapture", |f| {
+                (f.begin_capture)(pointer(stream.0), CAPTURE_MODE)
+            })
+        };
+        let graph = begun.and_then(|()| {
+            let mut launches = launches.iter();
+            let queued = launches.try_for_each(|launch| self.launch(stream, launch));
+            // SAFETY: the recording of this stream began above. It ends also if it failed.
+            let graph = unsafe {
+                self.create("cuStreamEndCapture", |f, graph| {
+                    (f.end_capture)(pointer(stream.0), graph)
+                })
+            };
+            match (queued, graph) {
+                (Ok(()), graph) => graph,
+                (Err(error), Ok(graph)) => self.destroy(graph).and(Err(error)),
+                (Err(error), Err(_)) => Err(error),
+            }
+        });
+        self.destroy_stream(stream);
+        graph
+    }
+
+    /// Makes a graph ready to run, and destroys its description.
+    fn instance(&self, graph: u64) -> DriverResult<GraphHandle> {
+        // SAFETY: the graph is complete.
+        let instance = unsafe {
+            self.create("cuGraphInstantiateWithFlags", |f, instance| {
+                (f.instantiate)(instance, pointer(graph), 0)
+            })
+        };
+        self.destroy(graph)?;
+        instance.map(GraphHandle)
+    }
+
+    /// Destroys the description of a graph, which an instance does not need.
+    fn destroy(&self, graph: u64) -> DriverResult<()> {
+        // SAFETY: the caller owns the graph.
+        unsafe { self.call("cuGraphDestroy", |f| (f.destroy_graph)(pointer(graph))) }
+    }
+
     /// Adds a chain of launches to a graph.
     fn add_nodes(&self, graph: u64, launches: &[KernelLaunch]) -> DriverResult<()> {
         let mut before: Option<*mut c_void> = None;

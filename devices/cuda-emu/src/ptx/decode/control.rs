@@ -150,6 +150,11 @@ pub(super) fn hint(m: &mut Mnemonic<'_>) -> Result<Action, ParseError> {
                 Action::Fence { is_wide }
             })
         }
+        "griddepcontrol" => Ok(if m.take("wait") {
+            Action::WaitForEarlier
+        } else {
+            Action::Nop
+        }),
         _ => Ok(Action::Nop),
     }
 }
