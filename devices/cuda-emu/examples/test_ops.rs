@@ -1,6 +1,8 @@
 //! Runs the conformance suite on an emulated card, with weights in all of its memory types.
 //!
-//! Usage: `test_ops [--card N] [--verbose] [OPERATION]...`
+//! Usage: `test_ops [--card N] [--part I/N] [--verbose] [OPERATION]...`
+//!
+//! With `--part`, every Nth case runs, from case I on.
 //!
 //! After a fault, which makes a card unusable, the suite goes on with a new one.
 
@@ -83,10 +85,16 @@ fn open(index: usize) -> Arc<dyn Device> {
 
 fn main() {
     let (mut index, mut is_verbose, mut operations) = (0, false, Vec::new());
+    let (mut first, mut step) = (0, 1);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--card" => index = arguments.next().unwrap().parse().unwrap(),
+            "--part" => {
+                let part = arguments.next().unwrap();
+                let (index, count) = part.split_once('/').unwrap();
+                (first, step) = (index.parse().unwrap(), count.parse().unwrap());
+            }
             "--verbose" => is_verbose = true,
             _ => operations.push(argument),
         }
@@ -95,7 +103,7 @@ fn main() {
     let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
     let start = Instant::now();
     let cases = cases();
-    for case in &cases {
+    for case in cases.iter().skip(first).step_by(step) {
         if operations.is_empty() || operations.iter().any(|name| name == case.op) {
             card.run(case, is_verbose, tallies.entry(case.op).or_default());
         }
