@@ -66,7 +66,8 @@ KERNEL THREADS(256) mul_mat_id_int8(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOB
     i64 expert = row_number(ids + AT(p.t[3], slot, token, 0, 0), p.t[3].type);
     GLOBAL u8 *to = y + AT(p.t[0], first, slot, token, 0);
     if (expert == -1) {
-        if ((thread_id() & 31) < min_u32(2, rows - first)) ((GLOBAL float *)to)[thread_id() & 31] = 0;
+        u32 lane = thread_id() & 31;
+        if (lane < min_u32(2, rows - first)) ((GLOBAL float *)to)[lane] = 0;
         return;
     }
     if ((u64)expert >= p.t[1].shape[2]) {
@@ -75,6 +76,7 @@ KERNEL THREADS(256) mul_mat_id_int8(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOB
     }
     u32 column = token * p.ints[1] + slot % p.ints[1];
     const GLOBAL f32x2 *scales = (const GLOBAL f32x2 *)(x + p.ints[0]);
-    rows_product_1(a + (u64)expert * p.t[1].strides[2], p.t[1].strides[1], rows - first, first, length,
+    const GLOBAL u8 *matrix = a + (u64)expert * p.t[1].strides[2];
+    rows_product_1(matrix, p.t[1].strides[1], rows - first, first, length,
                    x + (u64)column * length, scales + (u64)column * (length / 16), to, 0);
 }

@@ -7,7 +7,8 @@
 // Units whose weights a lane loads at once.
 #define UNITS (COLUMNS <= 2 ? 2 : 1)
 
-// Adds the products of units `u` and, if `count` is 2, `u` + 32 of the rows. Loads all weights first.
+// Adds the products of units `u` and, if `count` is 2, `u` + 32 of the rows. Loads all weights
+// first.
 INLINE void add_units(const GLOBAL u8 *const *row, u32 u, u32 count, u32 units, const GLOBAL u8 *x,
                       const GLOBAL f32x2 *scales, float (*sums)[COLUMNS]) {
     Unit unit[UNITS][ROWS_PER_WARP];

@@ -39,8 +39,8 @@ KERNEL THREADS(1024) norm(GLOBAL u8 *y, const GLOBAL u8 *a, COMMON) {
 }
 
 // y = RMS norm of the rows of `a`, or of the sum of `a` and `b`, times the row `factors`. A sum is
-// stored in `sum`, which may be one of its terms. `b` and `sum` are null without an addition. Unless
-// `codes` is null, y is also stored as 8-bit numbers, with ints[0] bytes before the scales.
+// stored in `sum`, which may be one of its terms. `b` and `sum` are null without an addition.
+// Unless `codes` is null, y is also stored as 8-bit numbers, with ints[0] bytes before the scales.
 KERNEL THREADS(1024) scaled_norm(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *factors,
                                  const GLOBAL u8 *b, GLOBAL u8 *sum, GLOBAL u8 *codes, COMMON) {
     wait_for_earlier();

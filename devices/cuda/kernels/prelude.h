@@ -95,8 +95,9 @@ INLINE u32 group_count(void) { u32 r; asm("mov.u32 %0, %%nctaid.x;" : "=r"(r)); 
 INLINE u64 global_id(void) { return (u64)group_id() * thread_count() + thread_id(); }
 INLINE u64 global_count(void) { return (u64)group_count() * thread_count(); }
 
-// Kernels for compute capability 9.0 and later start while the ones before them end. Each calls this
-// before it reads what another kernel wrote, and before it writes. Weights may be read earlier.
+// Kernels for compute capability 9.0 and later start while the ones before them end. Each calls
+// this before it reads what another kernel wrote, and before it writes. Weights may be read
+// earlier.
 #if __CUDA_ARCH__ >= 900
 INLINE void wait_for_earlier(void) {
     asm volatile("griddepcontrol.launch_dependents;");

@@ -35,8 +35,8 @@ INLINE void turn_of(const u32 *ints, u32 pair, u32 *axis, u32 *step) {
     if (ints[4] == 3 && begins_anew) *step = sector - first;
 }
 
-// Sine and cosine of the angle by which pair `pair` of a token turns, times the magnitude. Operand 2
-// has positions, operand 3 divisors of frequencies.
+// Sine and cosine of the angle by which pair `pair` of a token turns, times the magnitude.
+// Operand 2 has positions, operand 3 divisors of frequencies.
 INLINE void angle_of(const Params *p, const GLOBAL u8 *positions, const GLOBAL u8 *divisors,
                      u32 pair, u32 token, u32 tokens, float *sine, float *cosine) {
     u32 axis, step;

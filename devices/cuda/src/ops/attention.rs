@@ -16,7 +16,7 @@ const THREADS: u32 = 128;
 /// Keys of a tile.
 const KEYS: usize = 32;
 /// Minimum number of keys of a group if several groups share the keys of a row.
-const MIN_KEYS: usize = 128;
+const MIN_KEYS: usize = 32;
 /// Maximum number of groups that share the keys of a row.
 const MAX_SHARES: usize = 64;
 /// Maximum elements of a query or value.

@@ -20,7 +20,8 @@ var<workgroup> of_rows: array<f32, 256>;
 var<workgroup> factors: array<f32, QUERIES>;
 // Which keys somebody looks at.
 var<workgroup> seen: array<atomic<u32>, KEYS>;
-var<workgroup> live: f32;
+// Rows of matrices begin at multiples of 16 bytes only if the size of each variable is one.
+var<workgroup> live: vec4<f32>;
 {{>slope}}
 fn query4(row: vec3<u32>, k: u32) -> vec4<f32> {
     return {{loaded_query}};
@@ -91,10 +92,10 @@ fn main(
         {{/k}}
         let found = max_all(select(0.0, 1.0, is_live), place);
         if local == 0u {
-            live = found;
+            live.x = found;
         }
         // Nobody looks at these keys.
-        if workgroupUniformLoad(&live) == 0.0 {
+        if workgroupUniformLoad(&live).x == 0.0 {
             continue;
         }
         if local < KEYS {
@@ -116,13 +117,20 @@ fn main(
         {{/k}}
         coopStore(logits, &results[area], 16u);
         workgroupBarrier();
+        // Barriers need not order stores of matrices for other subgroups: these read ordinary stores.
+        {{#e 8}} let scaled{{e}} = results[area + own_lane + 32u * {{e}}u] * p.x;
+        {{/e}}
+        workgroupBarrier();
+        {{#e 8}} results[area + own_lane + 32u * {{e}}u] = scaled{{e}};
+        {{/e}}
+        workgroupBarrier();
         var next = largest;
         {{#k 8}}
             var logit{{k}} = LOWEST;
             {
                 let key = own + {{k}}u;
                 if !is_masked(mask{{k}}) {
-                    logit{{k}} = results[(mine / 16u * 2u + key / 16u) * 256u + key % 16u * 16u + mine % 16u] * p.x;
+                    logit{{k}} = results[(mine / 16u * 2u + key / 16u) * 256u + key % 16u * 16u + mine % 16u];
                     if p.z != 0.0 {
                         logit{{k}} = p.z * tanh(clamp(logit{{k}} / p.z, -15.0, 15.0));
                     }

@@ -316,6 +316,28 @@ fn split_operands_fit_into_bindings() {
     }
 }
 
+/// Rows of cooperative matrices in workgroup memory must begin at multiples of 16 bytes. A driver
+/// may place variables in any order, each at a multiple of its own alignment, which may be less.
+#[test]
+fn workgroup_memory_of_matrices_is_aligned() {
+    let launches = all_launches(&capacity(true, 1 << 30));
+    let shaders: BTreeSet<_> = launches.into_iter().map(|launch| launch.shader).collect();
+    let mut kernels = BTreeSet::new();
+    for shader in shaders {
+        if !MATRIX_KERNELS.contains(&shader.kernel) {
+            continue;
+        }
+        kernels.insert(shader.kernel);
+        let module = naga::front::wgsl::parse_str(&shader.source().unwrap()).unwrap();
+        let variables = module.global_variables.iter().map(|(_, variable)| variable);
+        for variable in variables.filter(|v| v.space == naga::AddressSpace::WorkGroup) {
+            let bytes = module.types[variable.ty].inner.size(module.to_ctx());
+            assert_eq!(bytes % 16, 0, "{:?} of {}", variable.name, shader.name());
+        }
+    }
+    assert_eq!(kernels.len(), MATRIX_KERNELS.len());
+}
+
 /// The grids of IQ types need a binding of their own, which an adapter must have.
 #[test]
 fn codebook_grids_count_towards_the_binding_limit() {
