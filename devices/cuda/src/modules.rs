@@ -21,8 +21,8 @@ impl fmt::Debug for Module {
 const GZIP_HEADER: usize = 10;
 const GZIP_TRAILER: usize = 8;
 
-/// End of the names of modules for compute capability 9.0 and later. Their kernels start while those
-/// before them end.
+/// End of the names of modules for compute capability 9.0 and later. Their kernels start while
+/// those before them end.
 const EARLY: &str = "_sm90";
 
 impl Module {
