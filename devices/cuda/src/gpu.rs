@@ -84,13 +84,13 @@ pub struct OpenedCard {
     /// Stream of reads and writes that belong to no queue.
     transfers: StreamHandle,
     lost: AtomicBool,
-    kernels: Mutex<Kernels>,
+    kernels: Mutex<LoadedKernels>,
     /// Tables that kernels of IQ types read.
     tables: Mutex<Option<Address>>,
 }
 
 #[derive(Debug, Default)]
-struct Kernels {
+struct LoadedKernels {
     modules: BTreeMap<&'static str, ModuleHandle>,
     functions: BTreeMap<(&'static str, String), FunctionHandle>,
 }
@@ -218,7 +218,7 @@ impl OpenedCard {
         self.check(self.context.synchronize(self.transfers))
     }
 
-    fn kernels(&self) -> MutexGuard<'_, Kernels> {
+    fn kernels(&self) -> MutexGuard<'_, LoadedKernels> {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

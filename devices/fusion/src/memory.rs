@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 /// Starts of tensors that kernels load 16 bytes at a time are multiples of this.
 const ALIGNMENT: usize = 16;
 
-/// What is known about the memory of tensors.
+/// Knowledge about the memory of tensors.
 #[derive(Clone, Copy)]
 pub enum Memory<'a> {
     /// Location of each tensor, by position in the graph.

@@ -29,7 +29,7 @@ pub struct RotationKind {
     pub keys_first: bool,
     /// True if values are written before keys.
     pub values_first: bool,
-    /// Whether queries and keys have norms.
+    /// True for queries and for keys that have a norm.
     pub has_norms: [bool; 2],
     /// True if keys and values are written to caches.
     pub has_caches: bool,
