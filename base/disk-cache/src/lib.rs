@@ -35,8 +35,8 @@ pub struct CacheFile {
 }
 
 impl CacheFile {
-    /// Returns the file in `folder` for `subject`, of which there is one per `name` and `key`. A
-    /// new subject replaces the facts about the old one.
+    /// Returns the file in `folder` for `subject`. Each `name` and `key` has one: a new subject
+    /// replaces the facts about the old one.
     pub fn new(folder: &Path, name: &str, key: impl Hash, subject: &str) -> Self {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);

@@ -53,8 +53,8 @@ INLINE void add_unit(const Unit *unit, const GLOBAL u8 *x, const GLOBAL f32x2 *s
 #define ROWS_PER_WARP 1
 #include "mul_mat_int8.h"
 
-// Products with selected experts, of which ids (operand 3) has the numbers for each token. A warp
-// has two rows of one choice. ints[1]: columns of a token, which is 1 if its experts share one.
+// Products with selected experts: operand 3 has their numbers for each token. A warp has two rows
+// of one choice. ints[1]: columns of a token, which is 1 if its experts share one.
 KERNEL THREADS(256) mul_mat_id_int8(GLOBAL u8 *y, const GLOBAL u8 *a, const GLOBAL u8 *x,
                                     const GLOBAL u8 *ids, COMMON) {
     u32 length = p.t[1].shape[0], rows = p.t[1].shape[1], warps = thread_count() >> 5;

@@ -1,6 +1,6 @@
 //! Fuses the nodes before attention: QK norms, RoPE, and the writes to the KV cache.
 
-use crate::planner::{ColumnSource, Planner};
+use crate::planner::{ColumnSource, FusionPlanner};
 use crate::{BeforeAttention, Kernels, Rotation};
 use samite_core::{DType, Node, Op, TensorId};
 
@@ -15,7 +15,7 @@ struct FusionCandidate<'a> {
     first: usize,
 }
 
-impl<'a, K: Kernels> Planner<'a, K> {
+impl<'a, K: Kernels> FusionPlanner<'a, K> {
     /// Fuses two rotations and two cache writes from node `at` on. The rotations are of queries and
     /// keys by the same angles; the writes are of the rotated keys and of the values. Otherwise
     /// fuses one rotation with its norm.

@@ -35,7 +35,7 @@ pub fn launch_list<K: Kernels>(
     let nodes: Vec<_> = computed
         .filter(|node| node.tensor().is_computed())
         .collect();
-    let mut planner = Planner {
+    let mut planner = FusionPlanner {
         nodes: &nodes,
         readers: Readers::new(graph),
         kernels,
@@ -105,7 +105,7 @@ struct ColumnProduct<'a> {
     packed: bool,
 }
 
-pub struct Planner<'a, K: Kernels> {
+pub struct FusionPlanner<'a, K: Kernels> {
     pub nodes: &'a [Node<'a>],
     pub readers: Readers,
     pub kernels: K,
@@ -115,17 +115,17 @@ pub struct Planner<'a, K: Kernels> {
     held: Option<ConvertedColumns>,
 }
 
-impl<'a, K: Kernels> Planner<'a, K> {
+impl<'a, K: Kernels> FusionPlanner<'a, K> {
     /// Adds the launches of node number `at` and of those that are fused with it. Returns the
     /// number of nodes.
     fn add(&mut self, at: usize) -> Result<usize, (TensorId, Unsupported)> {
         let before = self.held;
         let fusions: [fn(&mut Self, usize) -> Option<usize>; 5] = [
-            Planner::products,
-            Planner::before_attention,
-            Planner::norm,
-            Planner::gated,
-            Planner::attention,
+            FusionPlanner::products,
+            FusionPlanner::before_attention,
+            FusionPlanner::norm,
+            FusionPlanner::gated,
+            FusionPlanner::attention,
         ];
         let count = match fusions.iter().find_map(|fuse| fuse(self, at)) {
             Some(count) => count,
