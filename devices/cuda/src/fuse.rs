@@ -7,7 +7,8 @@ use crate::plan::{
 };
 use samite_core::{Node, Op, Rope, TensorRef};
 use samite_fusion::{
-    BeforeAttention, ColumnForm, ColumnReader, Fused, Kernels, OperandFacts, Rotation, ScaledNorm,
+    BeforeAttention, ColumnForm, ColumnReader, Fused, FusedRotation, Kernels, OperandFacts,
+    ScaledNorm,
 };
 use samite_quant::PackedBuffer;
 
@@ -151,7 +152,7 @@ impl Kernels for Card {
         }
     }
 
-    fn rotation(&self, rotation: &Rotation<'_>, rope: Rope) -> Fused<PlannedLaunch> {
+    fn rotation(&self, rotation: &FusedRotation<'_>, rope: Rope) -> Fused<PlannedLaunch> {
         one(rope::fused(rotation, None, rope))
     }
 

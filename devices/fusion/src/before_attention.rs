@@ -1,13 +1,13 @@
 //! Fuses the nodes before attention: QK norms, RoPE, and the writes to the KV cache.
 
 use crate::planner::{ColumnSource, FusionPlanner};
-use crate::{BeforeAttention, Kernels, Rotation};
+use crate::{BeforeAttention, FusedRotation, Kernels};
 use samite_core::{DType, Node, Op, TensorId};
 
 /// Nodes that may become one launch.
 #[derive(Default)]
 struct FusionCandidate<'a> {
-    rotations: Vec<Rotation<'a>>,
+    rotations: Vec<FusedRotation<'a>>,
     writes: Vec<Node<'a>>,
     /// Number of nodes.
     count: usize,
@@ -70,10 +70,10 @@ impl<'a, K: Kernels> FusionPlanner<'a, K> {
 
     /// Returns the rotation that starts at node `at`, with the norm and multiplication before it if
     /// present, and its number of nodes.
-    fn rotation_at(&self, at: usize) -> Option<(Rotation<'a>, usize)> {
+    fn rotation_at(&self, at: usize) -> Option<(FusedRotation<'a>, usize)> {
         let first = *self.nodes.get(at)?;
         if matches!(first.op(), Op::Rope(_)) {
-            let rotation = Rotation {
+            let rotation = FusedRotation {
                 rope: first,
                 norm: None,
             };
@@ -89,7 +89,7 @@ impl<'a, K: Kernels> FusionPlanner<'a, K> {
                 .iter()
                 .all(|node| node.dtype() == DType::F32)
             && !rope.layout().is_empty();
-        let rotation = Rotation {
+        let rotation = FusedRotation {
             rope,
             norm: Some(norm),
         };
@@ -97,7 +97,7 @@ impl<'a, K: Kernels> FusionPlanner<'a, K> {
     }
 
     /// Returns whether the other inputs of a rotation, besides the heads, do not overlap `written`.
-    fn angles_are_apart(&self, rotation: Rotation<'_>, written: TensorId) -> bool {
+    fn angles_are_apart(&self, rotation: FusedRotation<'_>, written: TensorId) -> bool {
         let factor = rotation.norm.and_then(|norm| norm.scaled.source(1));
         let mut read = [rotation.rope.source(1), rotation.rope.source(2), factor]
             .into_iter()

@@ -84,14 +84,14 @@ pub struct ScaledNorm<'a> {
 
 /// A rotation of heads, with the norm before it if there is one.
 #[derive(Clone, Copy)]
-pub struct Rotation<'a> {
+pub struct FusedRotation<'a> {
     /// The rotation.
     pub rope: Node<'a>,
     /// The norm of heads. It has no addition.
     pub norm: Option<ScaledNorm<'a>>,
 }
 
-impl<'a> Rotation<'a> {
+impl<'a> FusedRotation<'a> {
     /// Returns the heads before the norm and the rotation.
     pub fn source(&self) -> Option<Node<'a>> {
         self.norm.map_or(self.rope, |norm| norm.norm).source(0)
@@ -103,9 +103,9 @@ impl<'a> Rotation<'a> {
 #[derive(Clone, Copy)]
 pub struct BeforeAttention<'a> {
     /// The rotation of queries.
-    pub query: Rotation<'a>,
+    pub query: FusedRotation<'a>,
     /// The rotation of keys.
-    pub key: Rotation<'a>,
+    pub key: FusedRotation<'a>,
     /// The write of the keys.
     pub keys: Node<'a>,
     /// The write of the values.
@@ -177,7 +177,7 @@ pub trait Kernels: Copy + PartialEq {
     ) -> Fused<Self::Launch>;
 
     /// Returns the launches of a rotation with a norm.
-    fn rotation(&self, rotation: &Rotation<'_>, rope: Rope) -> Fused<Self::Launch>;
+    fn rotation(&self, rotation: &FusedRotation<'_>, rope: Rope) -> Fused<Self::Launch>;
 
     /// Returns the launches of all operations before attention.
     fn before_attention(&self, nodes: &BeforeAttention<'_>) -> Fused<Self::Launch>;

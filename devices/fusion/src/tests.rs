@@ -1,8 +1,8 @@
 //! Tests of fusion with kernels that only have names.
 
 use crate::{
-    BeforeAttention, ColumnForm, ColumnReader, Fused, Kernels, LaunchLists, Memory, OperandFacts,
-    Rotation, ScaledNorm, Unsupported, launch_list,
+    BeforeAttention, ColumnForm, ColumnReader, Fused, FusedRotation, Kernels, LaunchLists, Memory,
+    OperandFacts, ScaledNorm, Unsupported, launch_list,
 };
 use samite_core::{
     DType, Glu, Graph, Node, Op, Precision, Rope, RopeMode, TensorGroup, TensorId, TensorRef,
@@ -91,7 +91,7 @@ impl Kernels for Named {
         self.fused("attention".to_owned() + &suffix(Some(reader)))
     }
 
-    fn rotation(&self, rotation: &Rotation<'_>, _rope: Rope) -> Fused<String> {
+    fn rotation(&self, rotation: &FusedRotation<'_>, _rope: Rope) -> Fused<String> {
         let name = rotation.norm.map_or("rotation", |_| "norm rotation");
         self.fused(name.to_owned())
     }

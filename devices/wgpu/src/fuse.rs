@@ -5,7 +5,8 @@ use crate::ops::{self, attention, elementwise, matmul, reductions, rope};
 use crate::plan::{Capacity, Launch, OperandSource, Operands, UnsupportedLaunch};
 use samite_core::{Layout, Node, Op, Rope, TensorRef};
 use samite_fusion::{
-    BeforeAttention, ColumnForm, ColumnReader, Fused, Kernels, OperandFacts, Rotation, ScaledNorm,
+    BeforeAttention, ColumnForm, ColumnReader, Fused, FusedRotation, Kernels, OperandFacts,
+    ScaledNorm,
 };
 use samite_quant::PackedBuffer;
 
@@ -127,7 +128,7 @@ impl Kernels for Capacity {
         self.allowed(launches)
     }
 
-    fn rotation(&self, rotation: &Rotation<'_>, rope: Rope) -> Fused<Launch> {
+    fn rotation(&self, rotation: &FusedRotation<'_>, rope: Rope) -> Fused<Launch> {
         self.one(rope::norm_rope(*rotation, rope, self))
     }
 

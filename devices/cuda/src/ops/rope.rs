@@ -5,7 +5,7 @@ use crate::plan::{
     LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported, groups_for,
 };
 use samite_core::{DType, Node, Op, Rope, RopeMode};
-use samite_fusion::{BeforeAttention, Rotation};
+use samite_fusion::{BeforeAttention, FusedRotation};
 use std::f64::consts::PI;
 
 /// Returns the launches of a rotation.
@@ -80,7 +80,7 @@ const WARPS: usize = 4;
 
 /// Operands of heads that are rotated after a norm: the heads, and the factors of the norm if there
 /// is one.
-fn heads(rotation: &Rotation<'_>) -> Result<[LaunchOperand; 2], Unsupported> {
+fn heads(rotation: &FusedRotation<'_>) -> Result<[LaunchOperand; 2], Unsupported> {
     let Some(norm) = rotation.norm else {
         let heads = rotation.rope.operand(0)?.in_node(rotation.rope);
         return Ok([heads, LaunchOperand::missing()]);
@@ -95,7 +95,7 @@ fn heads(rotation: &Rotation<'_>) -> Result<[LaunchOperand; 2], Unsupported> {
 /// Rotates heads, after their norm if there is one, of one or two sources. Those of the second and
 /// other values are written to the KV cache.
 pub fn fused(
-    query: &Rotation<'_>,
+    query: &FusedRotation<'_>,
     cached: Option<&BeforeAttention<'_>>,
     rope: Rope,
 ) -> Result<PlannedLaunch, Unsupported> {
@@ -134,7 +134,7 @@ pub fn fused(
     ];
     let launch = PlannedLaunch::new("rope", "rope_store", operands, groups)?.threads(128);
     let mut launch = with_angles(launch, rope, 1.0);
-    let eps = |rotation: &Rotation<'_>| rotation.norm.map_or(0.0, |norm| norm.eps);
+    let eps = |rotation: &FusedRotation<'_>| rotation.norm.map_or(0.0, |norm| norm.eps);
     launch.floats[8] = eps(query);
     if let Some(nodes) = cached {
         launch.floats[9] = eps(&nodes.key);

@@ -4,7 +4,7 @@ use super::{elements, floats, load_four};
 use crate::plan::{Capacity, GROUP, Launch, Operand, Operands, UnsupportedLaunch, WorkgroupCount};
 use crate::template::include;
 use samite_core::{DType, Node, Rope, RopeMode};
-use samite_fusion::{BeforeAttention, Rotation};
+use samite_fusion::{BeforeAttention, FusedRotation};
 use std::f64::consts::PI;
 
 /// Returns the pair index at which a dimension makes `rotations` turns over the original context.
@@ -32,7 +32,7 @@ fn operand(node: Node<'_>, index: usize, name: char) -> Result<Operand, Unsuppor
 /// # Errors
 /// Returns the reason if such a launch is unsupported.
 pub fn norm_rope(
-    turned: Rotation<'_>,
+    turned: FusedRotation<'_>,
     of: Rope,
     capacity: &Capacity,
 ) -> Result<Launch, UnsupportedLaunch> {
