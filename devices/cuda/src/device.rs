@@ -207,7 +207,7 @@ impl Device for CudaDevice {
         let opened = self.gpu.open()?;
         for step in &self.launches(graph, nodes, Memory::Stored)?.launches {
             cancel.check()?;
-            opened.function(&step.launch)?;
+            opened.kernel(&step.launch)?;
         }
         // The card holds its modules, so there is nothing to return.
         Ok(None)

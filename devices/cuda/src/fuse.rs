@@ -12,14 +12,6 @@ use samite_fusion::{
 };
 use samite_quant::PackedBuffer;
 
-/// Row length from which a norm uses the most threads that a group can have.
-const LONG_ROW: usize = 2048;
-
-/// Returns the threads of a group that norms rows of `length` elements.
-pub fn norm_threads(length: usize) -> u32 {
-    if length < LONG_ROW { 256 } else { 1024 }
-}
-
 /// Returns one launch, if the device has it.
 fn one(launch: Result<PlannedLaunch, Unsupported>) -> Fused<PlannedLaunch> {
     Some(vec![launch.ok()?])

@@ -92,7 +92,16 @@ pub struct OpenedCard {
 #[derive(Debug, Default)]
 struct LoadedKernels {
     modules: BTreeMap<&'static str, ModuleHandle>,
-    functions: BTreeMap<(&'static str, String), FunctionHandle>,
+    /// Kernels by the name of their plain module and their own.
+    functions: BTreeMap<(&'static str, String), LoadedKernel>,
+}
+
+/// A kernel of a loaded module.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadedKernel {
+    pub function: FunctionHandle,
+    /// True if it waits itself for the kernels before it.
+    pub is_early: bool,
 }
 
 impl OpenedCard {
@@ -222,24 +231,19 @@ impl OpenedCard {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the module that has the kernel of a launch for this card.
-    pub fn module(&self, launch: &PlannedLaunch) -> &'static Module {
-        launch.module.for_capability(self.capability)
-    }
-
     /// Returns the kernel of a launch. Loads its module on first use.
     ///
     /// # Errors
     /// If the driver rejects the module.
-    pub fn function(&self, launch: &PlannedLaunch) -> Result<FunctionHandle> {
+    pub fn kernel(&self, launch: &PlannedLaunch) -> Result<LoadedKernel> {
         self.check_alive()?;
         let mut kernels = self.kernels();
-        let module = self.module(launch);
-        let Module { name, .. } = module;
-        let key = (*name, launch.function.to_string());
-        if let Some(function) = kernels.functions.get(&key) {
-            return Ok(*function);
+        let key = (launch.module.name, launch.function.to_string());
+        if let Some(kernel) = kernels.functions.get(&key) {
+            return Ok(*kernel);
         }
+        let module = launch.module.for_capability(self.capability);
+        let Module { name, .. } = module;
         let known = kernels.modules.get(name).copied();
         let loaded = match known {
             Some(loaded) => loaded,
@@ -252,9 +256,12 @@ impl OpenedCard {
             }
         };
         let found = self.context.function(loaded, &launch.function);
-        let function = self.check(found)?;
-        kernels.functions.insert(key, function);
-        Ok(function)
+        let kernel = LoadedKernel {
+            function: self.check(found)?,
+            is_early: module.starts_early(),
+        };
+        kernels.functions.insert(key, kernel);
+        Ok(kernel)
     }
 
     fn known_tables(&self) -> MutexGuard<'_, Option<Address>> {

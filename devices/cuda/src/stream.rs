@@ -218,9 +218,10 @@ impl CudaStream {
         arguments.extend(bytemuck::bytes_of(&values));
         let groups = u32::try_from(launch.groups).ok();
         let groups = groups.filter(|&groups| groups <= i32::MAX as u32);
+        let kernel = self.opened.kernel(launch)?;
         Ok(KernelLaunch {
-            is_early: self.opened.module(launch).starts_early(),
-            function: self.opened.function(launch)?,
+            function: kernel.function,
+            is_early: kernel.is_early,
             groups: groups.ok_or_else(|| Error::invalid("a launch has too many groups"))?,
             threads: launch.threads,
             arguments,

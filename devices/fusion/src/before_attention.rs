@@ -24,8 +24,7 @@ impl<'a, K: Kernels> FusionPlanner<'a, K> {
         let all = self.all_parts(&candidate);
         let all = all.and_then(|nodes| Some((nodes, self.kernels.before_attention(&nodes)?)));
         if let Some((nodes, launches)) = all {
-            self.forget_scratch(&launches);
-            self.push(nodes.keys, launches);
+            self.push_other(nodes.keys, launches);
             return Some(candidate.count);
         }
         let rotation = candidate.rotations.first();
@@ -40,8 +39,7 @@ impl<'a, K: Kernels> FusionPlanner<'a, K> {
             return None;
         }
         let launches = self.kernels.rotation(&rotation, rope)?;
-        self.forget_scratch(&launches);
-        self.push(node, launches);
+        self.push_other(node, launches);
         Some(candidate.first)
     }
 

@@ -131,11 +131,10 @@ impl<'a, K: Kernels> FusionPlanner<'a, K> {
             Some(count) => count,
             None => self.one(at)?,
         };
-        let overwritten = self.held.filter(|held| {
-            let mut nodes = self.nodes[at..at + count].iter();
-            Some(*held) == before && nodes.any(|&node| self.may_write(node, held.source.memory))
-        });
-        if overwritten.is_some() {
+        let mut nodes = self.nodes[at..at + count].iter();
+        if let Some(held) = self.held.filter(|_| self.held == before)
+            && nodes.any(|&node| self.may_write(node, held.source.memory))
+        {
             self.held = None;
         }
         Ok(count)
@@ -156,11 +155,7 @@ impl<'a, K: Kernels> FusionPlanner<'a, K> {
             aligned: self.has_aligned_sources(node),
         };
         let launches = self.kernels.launches_of(node, facts);
-        let launches = launches.map_err(|reason| (node.id(), reason))?;
-        if launches.iter().any(K::uses_scratch) {
-            self.held = None;
-        }
-        self.push(node, launches);
+        self.push_other(node, launches.map_err(|reason| (node.id(), reason))?);
         Ok(1)
     }
 
@@ -169,18 +164,19 @@ impl<'a, K: Kernels> FusionPlanner<'a, K> {
         sources.all(|source| self.memory.is_aligned(source.id()))
     }
 
-    pub fn push(&mut self, node: Node<'_>, launches: Vec<K::Launch>) {
+    fn push(&mut self, node: Node<'_>, launches: Vec<K::Launch>) {
         let node = node.id();
         let launches = launches.into_iter();
         self.launches
             .extend(launches.map(|launch| NodeLaunch { node, launch }));
     }
 
-    /// Forgets the converted columns if one of `launches` uses scratch memory for something else.
-    pub fn forget_scratch(&mut self, launches: &[K::Launch]) {
+    /// Adds launches that use scratch memory for other things than columns, if they use it.
+    pub fn push_other(&mut self, node: Node<'_>, launches: Vec<K::Launch>) {
         if launches.iter().any(K::uses_scratch) {
             self.held = None;
         }
+        self.push(node, launches);
     }
 
     /// Returns node number `at` if it is a product that reads converted columns.
@@ -258,18 +254,13 @@ impl<'a, K: Kernels> FusionPlanner<'a, K> {
             let launches = launches(self.kernels, Some(reader))?;
             Some((launches, product.columns))
         });
-        let launches = match converted {
+        match converted {
             Some((launches, columns)) => {
                 self.held = Some(columns);
-                launches
+                self.push(node, launches);
             }
-            None => {
-                let launches = launches(self.kernels, None)?;
-                self.forget_scratch(&launches);
-                launches
-            }
-        };
-        self.push(node, launches);
+            None => self.push_other(node, launches(self.kernels, None)?),
+        }
         Some(())
     }
 

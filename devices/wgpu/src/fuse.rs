@@ -78,13 +78,10 @@ impl Kernels for Capacity {
         norm: &ScaledNorm<'_>,
         reader: Option<ColumnReader<'_>>,
     ) -> Fused<Launch> {
-        let terms = norm
-            .sum
-            .into_iter()
-            .flat_map(|sum| [sum.source(0), sum.source(1)]);
-        let terms: Option<Vec<_>> = terms.collect();
         let mut rows = vec![norm.norm.source(0)?, norm.scaled, norm.scaled.source(1)?];
-        rows.extend(terms?);
+        if let Some(sum) = norm.sum {
+            rows.extend([sum.source(0)?, sum.source(1)?]);
+        }
         let fits = norm.norm.layout().shape()[0].is_multiple_of(4)
             && rows.iter().all(|node| node.layout().is_contiguous());
         if !fits {

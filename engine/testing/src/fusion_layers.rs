@@ -35,6 +35,18 @@ pub struct RotationKind {
     pub has_caches: bool,
 }
 
+impl RotationKind {
+    /// Returns the largest error, an NMSE: low-precision numbers may round to a neighbour.
+    pub fn limit(&self) -> f64 {
+        match self.cache {
+            DType::F32 => 1e-9,
+            DType::F16 => 1e-7,
+            DType::BF16 => 1e-5,
+            _ => 1e-4,
+        }
+    }
+}
+
 /// Returns random parameters.
 pub fn rotation_kind(rng: &mut Rng) -> RotationKind {
     let size = rng.pick(&[16, 24, 64, 80, 96, 128, 256, 512]);

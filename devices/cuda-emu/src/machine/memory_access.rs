@@ -189,10 +189,10 @@ impl<'a> GlobalMemory<'a> {
     }
 
     /// Fails for an access that has no order with those of earlier kernels but needs one.
-    fn check_order(&self, allocation: usize, access: AccessKind) -> Result<(), FaultKind> {
+    fn check_order(&self, allocation: usize, access: AccessKind, lane: usize) -> MachineResult {
         let is_shared = access != AccessKind::Read || self.memory.is_computed(allocation);
         if self.is_unordered && is_shared {
-            return Err(FaultKind::TooEarly { access });
+            return Err(Trouble::new(lane, FaultKind::TooEarly { access }));
         }
         Ok(())
     }
@@ -217,8 +217,7 @@ impl<'a> GlobalMemory<'a> {
                 };
                 return Err(Trouble::new(lane, kind));
             };
-            self.check_order(allocation, access)
-                .map_err(|kind| Trouble::new(lane, kind))?;
+            self.check_order(allocation, access, lane)?;
             if f(self.memory, allocation, offset, lane).is_none() {
                 return Err(Trouble::new(
                     lane,
@@ -335,8 +334,7 @@ impl<'a> GlobalMemory<'a> {
             };
             return Err(Trouble::new(lane, kind));
         };
-        self.check_order(allocation, access)
-            .map_err(|kind| Trouble::new(lane, kind))?;
+        self.check_order(allocation, access, lane)?;
         self.note(
             ByteSpan {
                 allocation,

@@ -27,16 +27,6 @@ fn is_one_launch(kind: RotationKind) -> bool {
     kind.has_caches && q == k && !kind.cache.is_quantized()
 }
 
-/// Returns the error limit of rotations: low-precision numbers may round to a neighbour.
-fn rotation_limit(kind: RotationKind) -> f64 {
-    match kind.cache {
-        DType::F32 => 1e-9,
-        DType::F16 => 1e-7,
-        DType::BF16 => 1e-5,
-        _ => 1e-4,
-    }
-}
-
 #[test]
 fn rotations_and_cache_writes_match_the_reference() {
     let cards = [0, 1, 2, 3].map(card);
@@ -54,7 +44,7 @@ fn rotations_and_cache_writes_match_the_reference() {
         assert!(in_place == whole, "in place, seed {seed}: {kind:?}");
         let apart: Vec<&[TensorId]> = case.nodes.chunks(1).collect();
         let apart = case.run(&card.device, seed, false, &apart);
-        let limit = rotation_limit(kind);
+        let limit = kind.limit();
         let difference = case.difference(&whole, &apart);
         let error = case.error(seed, &whole);
         assert!(difference <= limit, "{difference:e}, seed {seed}: {kind:?}");

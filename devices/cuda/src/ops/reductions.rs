@@ -1,9 +1,8 @@
 //! Row reductions: sums, norms, softmax, argmax, sort and top-k.
 
 use super::{Launches, NO_KERNEL, floats};
-use crate::fuse::norm_threads;
 use crate::plan::{
-    LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported, groups_for,
+    GROUP, LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported, groups_for,
 };
 use samite_core::{DType, Node, Op, SortOrder};
 
@@ -13,6 +12,14 @@ const SORTED_PIECE: usize = 2048;
 const MAX_SORT: usize = 1 << 14;
 /// Number of elements above which several groups share a sum and one adds up their results.
 const SUMMED_PIECE: usize = 1 << 13;
+
+/// Row length from which a norm uses the most threads that a group can have.
+const LONG_ROW: usize = 2048;
+
+/// Returns the threads of a group that norms rows of `length` elements.
+pub fn norm_threads(length: usize) -> u32 {
+    if length < LONG_ROW { GROUP } else { 1024 }
+}
 
 /// Returns the launches of a reduction.
 pub fn launches(node: Node<'_>) -> Launches {

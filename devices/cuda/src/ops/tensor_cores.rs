@@ -86,27 +86,31 @@ fn tile(rows: usize, columns: usize) -> ProductTile {
 /// Returns the launches of a product with weights `a`, for which [`can_multiply`] holds. The
 /// kernels are those of the source `kernels`.
 pub fn launches(node: Node<'_>, a: LaunchOperand, kernels: &str, card: &Card) -> Launches {
-    let (y, b) = (node.result(), node.operand(1)?);
-    whole_blocks(&a)?;
-    super::floats([&y, &b])?;
-    let module = module_for(kernels, a.dtype);
-    let rows = a.shape[1];
     if let Op::MulMatId { .. } = node.op() {
-        let ids = node.operand(2)?;
-        let (experts, choices) = (a.shape[2], ids.shape[0] * ids.shape[1]);
-        let (lists, find) = expert_lists(node, experts)?;
-        let halves = Halves::new(a.dtype, &b, lists.bytes().next_multiple_of(ALIGNMENT));
-        let (height, width, end) = tile(rows, choices / experts.max(1));
-        // The last tile of each expert may be partial.
-        let groups = rows.div_ceil(height) * (choices.div_ceil(width) + experts);
-        let function = format!("mul_mat_id_mma_{end}");
-        let operands = vec![y, a, b, ids, lists, halves.scratch];
-        let product = PlannedLaunch::new(&module, function, operands, groups.min(MAX_GROUPS))?;
-        return Ok(vec![find, halves.convert(b)?, product.ints(halves.ints)]);
+        return with_experts(node, a, kernels);
     }
+    let b = node.operand(1)?;
     let mut launches = vec![Halves::new(a.dtype, &b, 0).convert(b)?];
     launches.extend(product(node, a, kernels, card)?);
     Ok(launches)
+}
+
+/// Returns the launches of a product with selected experts.
+fn with_experts(node: Node<'_>, a: LaunchOperand, kernels: &str) -> Launches {
+    let (y, b, ids) = (node.result(), node.operand(1)?, node.operand(2)?);
+    whole_blocks(&a)?;
+    super::floats([&y, &b])?;
+    let (rows, experts, choices) = (a.shape[1], a.shape[2], ids.shape[0] * ids.shape[1]);
+    let (lists, find) = expert_lists(node, experts)?;
+    let halves = Halves::new(a.dtype, &b, lists.bytes().next_multiple_of(ALIGNMENT));
+    let (height, width, end) = tile(rows, choices / experts.max(1));
+    // The last tile of each expert may be partial.
+    let groups = rows.div_ceil(height) * (choices.div_ceil(width) + experts);
+    let function = format!("mul_mat_id_mma_{end}");
+    let operands = vec![y, a, b, ids, lists, halves.scratch];
+    let module = module_for(kernels, a.dtype);
+    let product = PlannedLaunch::new(&module, function, operands, groups.min(MAX_GROUPS))?;
+    Ok(vec![find, halves.convert(b)?, product.ints(halves.ints)])
 }
 
 /// Returns the launches of a product whose columns are halves at the start of scratch memory.

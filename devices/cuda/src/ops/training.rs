@@ -1,7 +1,7 @@
 //! Gradients, losses and steps of optimizers.
 
+use super::reductions::norm_threads;
 use super::{Launches, NO_KERNEL, elementwise, floats, reductions};
-use crate::fuse::norm_threads;
 use crate::plan::{
     LaunchOperand, LaunchOperands, MAX_GROUPS, PlannedLaunch, Unsupported, groups_for,
 };

@@ -2,7 +2,7 @@
 //! both caches.
 
 use crate::{device, mistaken, own};
-use samite_core::{DType, Device, Op, TensorId};
+use samite_core::{Device, Op, TensorId};
 use samite_testing::{Rng, RotationKind, rotation_case, rotation_kind};
 use std::sync::Arc;
 
@@ -15,16 +15,6 @@ fn launches(kind: RotationKind) -> usize {
         // A norm and a rotation form one launch.
         true => 4,
         false => 2,
-    }
-}
-
-/// Returns the error limit: low-precision numbers may round to a neighbour.
-fn limit(kind: RotationKind) -> f64 {
-    match kind.cache {
-        DType::F32 => 1e-9,
-        DType::F16 => 1e-7,
-        DType::BF16 => 1e-5,
-        _ => 1e-4,
     }
 }
 
@@ -58,12 +48,12 @@ fn the_fused_launch_matches_separate_launches_bit_for_bit() {
             // Strided rows use another kernel there, with another summation order.
             if kind.is_sliced {
                 let difference = layer.difference(&whole, &apart);
-                assert!(difference <= limit(kind), "{difference:e}, {text}");
+                assert!(difference <= kind.limit(), "{difference:e}, {text}");
             } else {
                 assert!(apart == whole, "{text}")
             }
             let error = layer.error(seed, &whole);
-            assert!(error <= limit(kind), "{error:e}, {text}");
+            assert!(error <= kind.limit(), "{error:e}, {text}");
         }
     }
 }
@@ -81,7 +71,7 @@ fn planted_bugs_in_the_fused_kernel_are_detected() {
             let layer = rotation_case(kind);
             let found = layer.run(device, seed, false, &[&layer.nodes]);
             // NaN must not count as a small error.
-            let is_right = layer.error(seed, &found) <= limit(kind);
+            let is_right = layer.error(seed, &found) <= kind.limit();
             !is_right
         })
     };
