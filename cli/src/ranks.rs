@@ -246,8 +246,23 @@ pub fn leave(exit_code: i32, is_done: bool) -> i32 {
         };
     }
     let exit_code = exit_code.max(1);
+    wait_for_launcher();
     group.abort_all(exit_code);
     exit_code
+}
+
+/// Waits until the launcher has read what this process printed, for a second at most. MPICH's drops
+/// the rest when a process ends the others.
+fn wait_for_launcher() {
+    for _ in 0..10 {
+        // Read output still has to be passed on.
+        std::thread::sleep(Duration::from_millis(100));
+        #[cfg(unix)]
+        if let Ok(1..) = rustix::io::ioctl_fionread(std::io::stderr()) {
+            continue;
+        }
+        break;
+    }
 }
 
 /// Returns a number that differs between models with different names, shapes, metadata or small
