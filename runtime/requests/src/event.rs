@@ -1,16 +1,20 @@
 //! The events of a request.
 
 use samite_llm::{CacheKind, Finish};
+use samite_text::LogProbabilities;
 use std::time::Duration;
 
-/// Event of a request, in this order: at most one [`Started`], then progress and tokens, then one
-/// end.
+/// Event of a request, in this order: at most one [`Started`], then progress, the prompt and tokens,
+/// then one end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The request got a slot.
     Started(Started),
     /// A part of the prompt was computed.
     Progress(PromptProgress),
+    /// [Log-probabilities](crate::Request::prompt_probabilities) of the next prompt tokens. The
+    /// first ones are those of the second token, as nothing predicts the first.
+    Prompt(Vec<Probabilities>),
     /// A token was generated.
     Token(Token),
     /// The text ended.
@@ -118,6 +122,12 @@ pub struct Probabilities {
     pub token: f32,
     /// Top tokens, the most probable first.
     pub top: Vec<(u32, f32)>,
+}
+
+impl From<LogProbabilities> for Probabilities {
+    fn from(LogProbabilities { token, top }: LogProbabilities) -> Self {
+        Probabilities { token, top }
+    }
 }
 
 /// End of a text.

@@ -25,6 +25,9 @@ pub struct Request {
     pub ignore_end: bool,
     /// Probabilities to return with each token.
     pub probabilities: Option<ProbabilityKind>,
+    /// Number of top tokens to return with the log-probability of each prompt token; `None` returns
+    /// nothing. The whole prompt is then computed, because the cache has no logits.
+    pub prompt_probabilities: Option<usize>,
     /// Adapters with their scales; `None` uses the engine's default adapters.
     pub adapters: Option<Vec<ScaledAdapter>>,
     /// Use of the prefix cache.
@@ -103,6 +106,7 @@ impl Request {
             shown: Vec::new(),
             ignore_end: false,
             probabilities: None,
+            prompt_probabilities: None,
             adapters: None,
             cache: CacheOptions::default(),
             when_full: None,
@@ -216,6 +220,9 @@ impl Prepared {
         }
         if !limits.can_shift {
             request.when_full = None;
+        }
+        if request.prompt_probabilities.is_some() {
+            request.cache.reuse = false;
         }
         let known = |token: u32| (token as usize) < limits.vocabulary;
         if let Some((token, _)) = request

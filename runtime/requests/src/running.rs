@@ -9,6 +9,7 @@ use crate::prefix_cache::Key;
 use crate::request::{Prepared, ProbabilityKind, Request};
 use samite_llm::{Context, Error, Finish, SavedSequence, TextGenerator};
 use samite_text::{LogProbabilities, Sampler, Tokenizer};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// A request, from its submission to its end.
@@ -21,6 +22,8 @@ pub(crate) struct Running {
     /// Prompt and generated tokens.
     pub tokens: Vec<u32>,
     pub n_prompt: usize,
+    /// Number of prompt tokens whose log-probabilities were sent, or that have none.
+    n_scored: usize,
     pub counts: Counts,
     pub submitted: Instant,
     /// Time when it got its first slot.
@@ -61,6 +64,7 @@ impl Running {
             key,
             tokens: request.prompt.clone(),
             n_prompt: request.prompt.len(),
+            n_scored: 1,
             counts: Counts {
                 prompt: request.prompt.len(),
                 ..Counts::default()
@@ -127,14 +131,45 @@ impl Running {
         }
     }
 
+    /// Returns whether the logits of the token at `place` predict a prompt token whose
+    /// log-probability is to be sent.
+    pub fn wants_score(&self, place: usize) -> bool {
+        let is_wanted = self.request.prompt_probabilities.is_some();
+        is_wanted && (self.n_scored..self.n_prompt).contains(&(place + 1))
+    }
+
+    /// Sends the log-probabilities of the prompt tokens after those at `places`. The logits of the
+    /// first one are at `index` of the last batch.
+    pub fn score(
+        &mut self,
+        context: &mut Context,
+        places: Range<usize>,
+        index: usize,
+    ) -> Result<(), Error> {
+        let Some(count) = self.request.prompt_probabilities else {
+            return Ok(());
+        };
+        let mut scores = Vec::new();
+        for (place, index) in places.zip(index..) {
+            if !self.wants_score(place) {
+                continue;
+            }
+            let token = self.tokens[place + 1];
+            let found = LogProbabilities::new(context.read_logits(index)?, token, count);
+            let found = found.ok_or(Error::NotFinite { token: place })?;
+            scores.push(found.into());
+            self.n_scored += 1;
+        }
+        if !scores.is_empty() {
+            self.event_queue.send(Event::Prompt(scores));
+        }
+        Ok(())
+    }
+
     fn probabilities(&self, logits: &[f32], token: u32) -> Option<Probabilities> {
         match self.request.probabilities? {
             ProbabilityKind::Model(count) => {
-                let found = LogProbabilities::new(logits, token, count)?;
-                Some(Probabilities {
-                    token: found.token,
-                    top: found.top,
-                })
+                LogProbabilities::new(logits, token, count).map(Into::into)
             }
             ProbabilityKind::Drawn(count) => {
                 let mut drawn: Vec<(u32, f32)> = self

@@ -8,17 +8,17 @@ use common::{events, request, run, submit};
 use samite_core::environment::Clock;
 use samite_core::{DType, Device, DeviceWrapper, Environment, Selection, WrappedDevice};
 use samite_llm::{
-    Adapter, Context, ContextOptions, Model, ModelOptions, ScaledAdapter, SyntheticAdapter,
+    Adapter, Batch, Context, ContextOptions, Model, ModelOptions, ScaledAdapter, SyntheticAdapter,
     SyntheticModel,
 };
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use samite_requests::{
     BlockEvent, CacheMiss, CacheOptions, Drafter, Engine, EngineOptions, Event, FailureKind,
-    Finish, Finished, MissCause, Reader, Refusal, Request, Shift, Started, Step, drive,
-    drive_sleeping,
+    Finish, Finished, MissCause, Probabilities, ProbabilityKind, Reader, Refusal, Request, Shift,
+    Started, Step, drive, drive_sleeping,
 };
 use samite_testing::wait_until;
-use samite_text::SamplerParams;
+use samite_text::{LogProbabilities, SamplerParams};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -238,6 +238,87 @@ fn selection_on_the_device_does_not_change_texts() {
         // All logits are read while one request needs them.
         assert!(chosen >= 10 && (1..=9).contains(&read), "{chosen} {read}");
     }
+}
+
+/// Returns the log-probabilities of a prompt's tokens from the second one on, and of generated
+/// tokens.
+fn scores(events: &[Event]) -> Vec<Probabilities> {
+    let scores = events.iter().flat_map(|event| match event {
+        Event::Prompt(scores) => scores.clone(),
+        Event::Token(token) => token.probabilities.iter().cloned().collect(),
+        _ => Vec::new(),
+    });
+    scores.collect()
+}
+
+/// The expected log-probabilities come from contexts that compute a single text.
+#[test]
+fn prompt_probabilities_are_those_of_the_model() {
+    let scored = |prompt: &[u32], count| Request {
+        prompt_probabilities: Some(2),
+        probabilities: Some(ProbabilityKind::Model(2)),
+        ..request(prompt.iter().copied(), count)
+    };
+    let check = |prompt: &[u32], events: &[Event], count: usize| {
+        let text: Vec<u32> = prompt.iter().copied().chain(ids(events)).collect();
+        let found = scores(events);
+        assert_eq!(text.len(), prompt.len() + count);
+        assert_eq!(found.len(), text.len() - 1);
+        let context = ContextOptions {
+            n_ctx: Some(64),
+            kv_types: [DType::F32; 2],
+            ..ContextOptions::default()
+        };
+        let mut context = Context::new(Arc::clone(model()), context).unwrap();
+        for (place, found) in found.iter().enumerate() {
+            context
+                .decode(&Batch::sequence(&text[place..=place], place as i32, 0))
+                .unwrap();
+            let logits = context.logits(0).unwrap();
+            let wanted = LogProbabilities::new(logits, text[place + 1], 2).unwrap();
+            assert!((found.token - wanted.token).abs() < 1e-4, "{place}");
+            let ids = |top: &[(u32, f32)]| top.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+            assert_eq!(ids(&found.top), ids(&wanted.top), "{place}");
+        }
+    };
+    let mut engine = engine(3);
+    let long: Vec<u32> = (0..40).map(|i| 3 + (i * 37) % 250).collect();
+    // What is in the cache has no logits.
+    let prompts = [&long[..], &long[..], &long[..20], &long[..1]];
+    let _ = answer(&mut engine, request(long.iter().copied(), 1));
+    let mut readers = prompts.map(|prompt| submit(&mut engine, scored(prompt, 3)));
+    run(&mut engine);
+    for (prompt, reader) in prompts.iter().zip(&mut readers) {
+        check(prompt, &events(reader), 3);
+    }
+    // Without a generated token, too.
+    let mut reader = submit(&mut engine, scored(&long, 0));
+    run(&mut engine);
+    check(&long, &events(&mut reader), 0);
+
+    // A request that is preempted and computed again sends each once.
+    let own = |owner, request| Request { owner, ..request };
+    let mut engine = engine_with(
+        EngineOptions {
+            swap_bytes: 0,
+            ..options(2)
+        },
+        Hand::new(),
+    );
+    let mut readers = [0, 1].map(|_| submit(&mut engine, own(1, scored(&long, 3))));
+    engine.step();
+    let mut other = submit(&mut engine, own(2, scored(&long[..20], 3)));
+    run(&mut engine);
+    let mut preempted = 0;
+    for reader in &mut readers {
+        let events = events(reader);
+        if let Some(Event::Finished(finished)) = events.last() {
+            preempted += finished.counts.preempted;
+        }
+        check(&long, &events, 3);
+    }
+    assert_eq!(preempted, 1);
+    check(&long[..20], &events(&mut other), 3);
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub struct TokenInfo {
 pub enum Update {
     Started(Started),
     Progress(PromptProgress),
+    /// The log-probabilities of the whole prompt are there.
+    Prompt,
     /// A token, and the text that can be shown now.
     Token {
         token: TokenInfo,
@@ -48,6 +50,8 @@ pub struct Choice {
     tokenizer: Arc<Tokenizer>,
     /// Tokens of the prompt.
     pub prompt: Vec<u32>,
+    /// Log-probabilities of the prompt's tokens from the second one on, if requested.
+    pub prompt_probabilities: Vec<Probabilities>,
     /// Raw generated text.
     pub text: String,
     /// Parsed text.
@@ -89,6 +93,7 @@ impl Choice {
                 ..Counts::default()
             },
             prompt,
+            prompt_probabilities: Vec::new(),
             text: String::new(),
             answer: Answer::default(),
             tokens: Vec::new(),
@@ -118,8 +123,17 @@ impl Choice {
                 self.miss = started.miss;
                 self.started = Some(now());
                 updates.push(Update::Started(started));
+                if started.prompt == 1 {
+                    updates.push(Update::Prompt);
+                }
             }
             Event::Progress(progress) => updates.push(Update::Progress(progress)),
+            Event::Prompt(more) => {
+                self.prompt_probabilities.extend(more);
+                if self.prompt_probabilities.len() + 1 == self.prompt.len() {
+                    updates.push(Update::Prompt);
+                }
+            }
             Event::Token(token) => {
                 let size = self.size_of(&token);
                 if let Err(error) = self.account.charge("max_tokens", size) {
@@ -186,17 +200,26 @@ impl Choice {
     fn size_of(&self, token: &Token) -> usize {
         /// Bytes of a token with its ID and its text, twice.
         const TOKEN: usize = 64;
-        /// Bytes of a probability.
-        const PROBABILITY: usize = 16;
-        /// Bytes of a probability as a JSON object with a text, its bytes and a number.
-        const OBJECT: usize = 1200;
         let top = token.probabilities.as_ref().map(|all| all.top.len() + 1);
         let each = if self.is_whole {
-            PROBABILITY + OBJECT
+            Self::PROBABILITY + Self::PROBABILITY_OBJECT
         } else {
-            PROBABILITY
+            Self::PROBABILITY
         };
         TOKEN + 4 * token.text.len() + top.unwrap_or(0) * each
+    }
+
+    /// Bytes of a probability.
+    const PROBABILITY: usize = 16;
+
+    /// Bytes of a probability as a JSON object with a text, its bytes and a number.
+    const PROBABILITY_OBJECT: usize = 1200;
+
+    /// Returns the maximum number of bytes that the probabilities of `tokens` prompt tokens take in
+    /// an answer, with `top` tokens each.
+    pub fn size_of_prompt(tokens: usize, top: usize) -> usize {
+        let each = Self::PROBABILITY + Self::PROBABILITY_OBJECT;
+        tokens.saturating_mul((top + 1) * each)
     }
 
     /// Ends the answer with an error.
@@ -371,7 +394,24 @@ impl Choice {
     /// Returns the probabilities of a token in the format of llama-server and OpenAI's chat
     /// completions.
     pub fn probabilities(&self, token: &TokenInfo, is_drawn: bool) -> Option<Value> {
-        let probabilities = token.probabilities.as_ref()?;
+        Some(self.listed(token.id, token.probabilities.as_ref()?, is_drawn))
+    }
+
+    /// Returns the log-probabilities of a prompt token like those of other tokens. The first one
+    /// has none.
+    pub fn prompt_probability(&self, place: usize) -> Option<Value> {
+        let token = *self.prompt.get(place)?;
+        let Some(before) = place.checked_sub(1) else {
+            let (text, bytes) = self.piece(token);
+            return Some(
+                json!({"id": token, "token": text, "bytes": bytes, "logprob": null,
+                "top_logprobs": null}),
+            );
+        };
+        Some(self.listed(token, self.prompt_probabilities.get(before)?, false))
+    }
+
+    fn listed(&self, token: u32, probabilities: &Probabilities, is_drawn: bool) -> Value {
         let (one, many) = if is_drawn {
             ("prob", "top_probs")
         } else {
@@ -382,13 +422,13 @@ impl Choice {
             let (text, bytes) = self.piece(id);
             json!({"id": id, "token": text, "bytes": bytes, one: finite(value)})
         };
-        let mut own = entry(token.id, probabilities.token);
+        let mut own = entry(token, probabilities.token);
         let top = probabilities
             .top
             .iter()
             .map(|&(id, value)| entry(id, value));
         own[many] = top.collect();
-        Some(own)
+        own
     }
 }
 

@@ -57,6 +57,8 @@ pub struct Job {
     pub stops: Vec<String>,
     /// Texts of the prompts, if completions must echo them.
     pub echo: Vec<String>,
+    /// True if the echoed prompts have log-probabilities.
+    pub scores_prompt: bool,
     pub ping_seconds: u64,
     /// Name of the model in responses.
     pub model: String,
@@ -324,6 +326,7 @@ impl Job {
             response_fields: fields.texts("response_fields", 256)?,
             stops,
             echo: Vec::new(),
+            scores_prompt: false,
             ping_seconds: match ping {
                 None => context.options.ping_seconds,
                 Some(seconds) => u64::try_from(seconds).unwrap_or(0),

@@ -183,7 +183,12 @@ pub fn probabilities(fields: &Fields<'_>) -> Result<(Option<usize>, bool)> {
             let top = fields.count(&["top_logprobs"], MOST)?;
             is_on.then(|| top.unwrap_or(0))
         }
-        Some((name, _)) => fields.count(&[name], MOST)?.filter(|&count| count > 0),
+        // OpenAI's completions ask for a token's own probability with 0. For llama-server's field, 0
+        // is none.
+        Some((name, _)) => {
+            let count = fields.count(&[name], MOST)?;
+            count.filter(|&count| count > 0 || name == "logprobs")
+        }
     };
     if count.is_none()
         && fields

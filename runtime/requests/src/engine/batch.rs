@@ -12,6 +12,8 @@ pub(super) struct BatchSlice {
     /// Id of the request.
     pub(super) id: u64,
     pub(super) count: usize,
+    /// Index in the batch of the slice's first token.
+    first: usize,
     /// Index in the batch of the slice's last token, if that is the last token of the request.
     /// Drafted tokens follow it.
     row: Option<usize>,
@@ -20,6 +22,9 @@ pub(super) struct BatchSlice {
 impl Engine {
     /// Interval in tokens at which another prefix is cached.
     const STATE_EVERY: usize = 4096;
+
+    /// Maximum number of tokens in a slice whose tokens all need logits, which bounds their memory.
+    const MOST_SCORED: usize = 64;
 
     pub(super) fn find(&self, id: u64) -> Option<usize> {
         self.active
@@ -109,6 +114,7 @@ impl Engine {
             let share = budget.min(room).div_ceil(left.max(1));
             let count = self.active[at].pending().min(share);
             let count = self.as_first_computed(at, self.until_checkpoint(at, count));
+            let count = self.with_logits(at, count);
             left -= 1;
             if count > 0 {
                 self.add_slice(&mut planned, id, count);
@@ -130,6 +136,16 @@ impl Engine {
         match next.filter(|&mark| mark > active.decoded) {
             Some(mark) => count.min(mark - active.decoded),
             None => count,
+        }
+    }
+
+    /// Limits a part of a prompt whose log-probabilities are wanted.
+    fn with_logits(&self, at: usize, count: usize) -> usize {
+        let active = &self.active[at];
+        if active.running.wants_score(active.decoded) {
+            count.min(Self::MOST_SCORED)
+        } else {
+            count
         }
     }
 
@@ -170,6 +186,7 @@ impl Engine {
     pub(super) fn fill_slice(&mut self, at: usize, count: usize) -> BatchSlice {
         let active = &self.active[at];
         let end = active.decoded + count;
+        let first = self.batch.len();
         let is_last = end == active.running.tokens.len();
         // Without flash attention, cells that are not finite corrupt other sequences, so the step
         // that writes them must detect them.
@@ -177,7 +194,7 @@ impl Engine {
             is_last && active.running.request.max_tokens != Some(0) || !self.skips_hidden_cells();
         for place in active.decoded..end {
             let position = i32::try_from(place).unwrap_or(i32::MAX);
-            let wants = wants_row && place + 1 == end;
+            let wants = wants_row && place + 1 == end || active.running.wants_score(place);
             let sequence = active.sequence as u32;
             self.batch
                 .add(active.running.tokens[place], position, &[sequence], wants);
@@ -185,6 +202,7 @@ impl Engine {
         BatchSlice {
             id: active.running.id,
             count,
+            first,
             row: is_last.then(|| self.batch.len() - 1),
         }
     }
@@ -257,10 +275,15 @@ impl Engine {
     /// graphs.
     fn device_top_k(&mut self, planned: &[BatchSlice]) -> Option<usize> {
         let mut most = 0;
-        for part in planned.iter().filter(|part| part.row.is_some()) {
+        for part in planned {
             let at = self.find(part.id)?;
-            let running = &mut self.active[at].running;
-            if running.request.max_tokens != Some(0) {
+            let Active {
+                running, decoded, ..
+            } = &mut self.active[at];
+            if (*decoded..*decoded + part.count).any(|place| running.wants_score(place)) {
+                return None;
+            }
+            if part.row.is_some() && running.request.max_tokens != Some(0) {
                 most = running.required_top_k()?.max(most);
             }
         }
@@ -317,6 +340,11 @@ impl Engine {
         active
             .running
             .progress(active.decoded.min(active.running.n_prompt), now);
+        let places = active.decoded - part.count..active.decoded;
+        let scored = active.running.score(&mut self.context, places, part.first);
+        if let Err(error) = scored {
+            return self.end(at, Err(error.to_string()), now);
+        }
         let Some(row) = part.row else { return };
         if active.running.request.max_tokens == Some(0) {
             return self.end(at, Ok(Finish::MaxTokens), now);

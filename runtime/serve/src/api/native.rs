@@ -7,7 +7,7 @@ use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
 use crate::job::{ChatExtras, Job};
 use crate::stream::{Frames, ResponseEncoder};
-use samite_requests::{Finish, PromptProgress};
+use samite_requests::{Finish, ProbabilityKind, PromptProgress};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
@@ -152,9 +152,17 @@ pub fn openai_job(context: &RequestContext, body: &Value) -> Result<Job> {
     if !fields.boolean(&["echo"], false)? {
         return Ok(job);
     }
-    if job.n_probs > 0 {
-        let message = "probabilities are those of written tokens, and not of the prompt";
-        return Err(ApiError::field("echo", message));
+    if let Some(kind) = job.requests.first().and_then(|one| one.probabilities) {
+        let ProbabilityKind::Model(count) = kind else {
+            let message = "a prompt was not drawn: it has no probabilities after sampling";
+            return Err(ApiError::field("post_sampling_probs", message));
+        };
+        job.scores_prompt = true;
+        for request in &mut job.requests {
+            request.prompt_probabilities = Some(count);
+            let size = Choice::size_of_prompt(request.prompt.len(), count);
+            context.account.charge("logprobs", size)?;
+        }
     }
     let texts: Vec<String> = match fields.get(&["prompt"]) {
         Some((_, Value::String(text))) => vec![text.clone()],

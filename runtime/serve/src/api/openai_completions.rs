@@ -18,22 +18,22 @@ pub struct CompletionEncoder {
 }
 
 /// Returns probabilities in the format of OpenAI's completions, and in llama-server's (`content`).
-fn listed(content: Vec<Value>, mut offset: usize) -> Value {
+/// `offsets` are the numbers of characters before the tokens.
+fn listed(content: Vec<Value>, offsets: &[usize]) -> Value {
     // Sampling probabilities are reported as they are, not as logarithms.
     let of = |entry: &Value| entry.get("logprob").or(entry.get("prob")).cloned();
-    let top = |entry: &Value| -> Map<String, Value> {
+    let top = |entry: &Value| -> Value {
         let list = entry.get("top_logprobs").or(entry.get("top_probs"));
-        let list = list.and_then(Value::as_array).into_iter().flatten();
-        list.filter_map(|entry| Some((entry["token"].as_str()?.to_owned(), of(entry)?)))
-            .collect()
+        let Some(list) = list.and_then(Value::as_array) else {
+            return Value::Null;
+        };
+        // As in OpenAI's, the token itself is there even if others are more probable.
+        let own = std::iter::once(entry);
+        let all = own.chain(list);
+        let all = all.filter_map(|entry| Some((entry["token"].as_str()?.to_owned(), of(entry)?)));
+        all.collect::<Map<_, _>>().into()
     };
     let tokens: Vec<&Value> = content.iter().map(|entry| &entry["token"]).collect();
-    let offsets = tokens.iter().map(|token| {
-        let own = offset;
-        offset += token.as_str().unwrap_or_default().chars().count();
-        own
-    });
-    let offsets: Vec<usize> = offsets.collect();
     json!({
         "tokens": tokens,
         "token_logprobs": content.iter().map(of).collect::<Vec<_>>(),
@@ -41,6 +41,30 @@ fn listed(content: Vec<Value>, mut offset: usize) -> Value {
         "text_offset": offsets,
         "content": content,
     })
+}
+
+/// Returns the numbers of characters of `text` before each piece. Pieces that the tokenizer added,
+/// such as the first token or a space, are not in it.
+fn prompt_offsets(text: &str, pieces: impl Iterator<Item = Vec<u8>>) -> Vec<usize> {
+    let mut at = 0;
+    let mut characters = 0;
+    let offsets = pieces.map(|piece| {
+        let own = characters;
+        let rest = &text.as_bytes()[at..];
+        let without_space = piece.strip_prefix(b" ").unwrap_or(&piece);
+        let found = [&piece[..], without_space]
+            .into_iter()
+            .find(|piece| rest.starts_with(piece));
+        let end = at + found.map_or(0, <[u8]>::len);
+        // The first byte of a character counts for all of it.
+        let starts = text.as_bytes()[at..end]
+            .iter()
+            .filter(|byte| **byte & 0xC0 != 0x80);
+        characters += starts.count();
+        at = end;
+        own
+    });
+    offsets.collect()
 }
 
 impl CompletionEncoder {
@@ -63,16 +87,35 @@ impl CompletionEncoder {
         self.job.echo.get(choice.index).map_or("", String::as_str)
     }
 
-    /// Returns the probabilities of tokens. The first one starts `offset` characters into the text.
-    fn logprobs(&self, choice: &Choice, tokens: &[TokenInfo], offset: usize) -> Value {
-        let tokens = tokens.iter().filter(|token| !choice.is_end_token(token.id));
-        let found: Vec<Value> = tokens
-            .filter_map(|token| choice.probabilities(token, self.job.post_sampling))
-            .collect();
+    /// Returns the probabilities of the prompt if `has_prompt`, and of tokens. The first of these
+    /// starts `offset` characters into the text.
+    fn logprobs(
+        &self,
+        choice: &Choice,
+        has_prompt: bool,
+        tokens: &[TokenInfo],
+        mut offset: usize,
+    ) -> Value {
+        let mut found = Vec::new();
+        let mut offsets = Vec::new();
+        if has_prompt && self.job.scores_prompt {
+            let pieces = choice.prompt.iter().map(|&token| choice.piece(token).1);
+            offsets = prompt_offsets(self.prompt(choice), pieces);
+            found.extend(
+                (0..choice.prompt.len()).filter_map(|place| choice.prompt_probability(place)),
+            );
+        }
+        for token in tokens.iter().filter(|token| !choice.is_end_token(token.id)) {
+            if let Some(entry) = choice.probabilities(token, self.job.post_sampling) {
+                offsets.push(offset);
+                offset += entry["token"].as_str().unwrap_or_default().chars().count();
+                found.push(entry);
+            }
+        }
         if found.is_empty() {
             Value::Null
         } else {
-            listed(found, offset)
+            listed(found, &offsets)
         }
     }
 
@@ -105,8 +148,12 @@ impl CompletionEncoder {
 impl ResponseEncoder for CompletionEncoder {
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
         match update {
-            Update::Started(_) if !self.prompt(choice).is_empty() => {
+            Update::Started(_) if !self.job.scores_prompt && !self.prompt(choice).is_empty() => {
                 self.part(choice, self.prompt(choice), Value::Null, out);
+            }
+            Update::Prompt if self.job.scores_prompt => {
+                let logprobs = self.logprobs(choice, true, &[], 0);
+                self.part(choice, self.prompt(choice), logprobs, out);
             }
             Update::Progress(progress) => {
                 let entry = json!({"text": "", "index": choice.index, "logprobs": null,
@@ -120,7 +167,7 @@ impl ResponseEncoder for CompletionEncoder {
             }
             Update::Token { token, text } if !choice.is_end_token(token.id) => {
                 let offset = self.told[choice.index];
-                let logprobs = self.logprobs(choice, std::slice::from_ref(token), offset);
+                let logprobs = self.logprobs(choice, false, std::slice::from_ref(token), offset);
                 self.told[choice.index] += choice.piece(token.id).0.chars().count();
                 self.part(choice, text, logprobs, out);
             }
@@ -161,7 +208,7 @@ impl ResponseEncoder for CompletionEncoder {
             json!({
                 "text": text,
                 "index": choice.index,
-                "logprobs": self.logprobs(choice, &choice.tokens, offset),
+                "logprobs": self.logprobs(choice, true, &choice.tokens, offset),
                 "finish_reason": choice.finish_reason(),
             })
         });

@@ -555,6 +555,98 @@ fn seeds_have_64_bits_and_reproduce_the_text() {
 }
 
 #[test]
+fn echoed_prompts_have_log_probabilities() {
+    let server = Server::simple();
+    let ask = |body: Value| {
+        let (status, answer) = server.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"].clone()
+    };
+    let logprobs = |choice: &Value| choice["logprobs"].clone();
+    let body = json!({"prompt": "Once üpon", "max_tokens": 3, "temperature": 0.0, "echo": true,
+        "logprobs": 1});
+    let choice = &ask(body.clone())[0];
+    let found = logprobs(choice);
+    let text = choice["text"].as_str().unwrap();
+    let tokens = found["tokens"].as_array().unwrap();
+    for name in ["token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(
+            found[name].as_array().unwrap().len(),
+            tokens.len(),
+            "{found}"
+        );
+    }
+    // Nothing predicts the first token.
+    assert_eq!(found["token_logprobs"][0], Value::Null);
+    assert_eq!(found["top_logprobs"][0], Value::Null);
+    for at in 1..tokens.len() {
+        let own = found["token_logprobs"][at].as_f64().unwrap();
+        assert!(own < 0.0, "{found}");
+        // The token itself is among the most probable ones.
+        let top = found["top_logprobs"][at].as_object().unwrap();
+        assert!(
+            top.values().any(|other| other.as_f64().unwrap() >= own),
+            "{found}"
+        );
+        assert!(top.contains_key(tokens[at].as_str().unwrap()), "{found}");
+        // Offsets count characters of the text.
+        let offset = found["text_offset"][at].as_u64().unwrap() as usize;
+        let rest: String = text.chars().skip(offset).collect();
+        // The tokenizer adds a space to the first word.
+        let token = tokens[at].as_str().unwrap();
+        let token = if offset == 0 {
+            token.trim_start()
+        } else {
+            token
+        };
+        assert!(
+            rest.starts_with(token) || token.contains('\u{FFFD}'),
+            "{found}"
+        );
+    }
+    // A generated token has the same log-probability as part of a prompt.
+    let ids = found["content"].as_array().unwrap().iter();
+    let ids: Vec<_> = ids.map(|entry| entry["id"].clone()).collect();
+    for most in [0, 1] {
+        let again = &ask(
+            json!({"prompt": ids, "max_tokens": most, "temperature": 0.0,
+            "echo": true, "logprobs": 0}),
+        )[0];
+        let again = logprobs(again);
+        assert_eq!(
+            again["tokens"].as_array().unwrap().len(),
+            tokens.len() + most,
+            "{again}"
+        );
+        for at in 1..tokens.len() {
+            let [one, other] =
+                [&found, &again].map(|of| of["token_logprobs"][at].as_f64().unwrap());
+            assert!((one - other).abs() < 1e-4, "{found} {again}");
+        }
+    }
+    // A stream has them with the text of the prompt.
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let (_, _, stream) = server.ask("POST", "/v1/completions", "", &streamed.to_string());
+    let parts = events(&stream);
+    assert_eq!(parts[0]["choices"][0]["text"], "Once üpon");
+    let parts = parts.iter().map(|part| logprobs(&part["choices"][0]));
+    let parts = parts.filter_map(|part| part["tokens"].as_array().cloned());
+    assert_eq!(parts.flatten().collect::<Vec<_>>(), *tokens);
+    // Each prompt of a list has its own.
+    let both = ask(
+        json!({"prompt": ["Once", "A cat"], "max_tokens": 1, "echo": true,
+        "logprobs": 1}),
+    );
+    for (number, prompt) in ["Once", "A cat"].into_iter().enumerate() {
+        let tokens = &logprobs(&both[number])["tokens"];
+        let tokens = tokens.as_array().unwrap().iter().filter_map(Value::as_str);
+        let joined = tokens.collect::<String>();
+        assert!(joined.contains(prompt), "{joined}");
+    }
+}
+
+#[test]
 fn echo_prepends_the_prompt_to_a_completion() {
     let server = Server::simple();
     let body = |more: Value| {
@@ -581,7 +673,10 @@ fn echo_prepends_the_prompt_to_a_completion() {
         .filter_map(|event| event["choices"][0]["text"].as_str());
     assert_eq!(parts.collect::<String>(), echoed["choices"][0]["text"]);
     for (more, name) in [
-        (json!({"echo": true, "logprobs": 2}), "echo"),
+        (
+            json!({"echo": true, "logprobs": 2, "post_sampling_probs": true}),
+            "post_sampling_probs",
+        ),
         (json!({"best_of": 3}), "best_of"),
         (json!({"n": 2, "best_of": 3}), "best_of"),
         (json!({"suffix": "end"}), "suffix"),
