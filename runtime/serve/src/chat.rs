@@ -20,6 +20,8 @@ use serde_json::{Map, Value, json};
 pub struct Conversation {
     pub messages: Vec<Message>,
     pub options: PromptOptions,
+    /// Tools that may be called, and are not part of the prompt: a message describes them.
+    pub deferred: Vec<Tool>,
     /// True if the answer must call a tool.
     pub must_call: bool,
     /// True if one answer may have several calls.
@@ -91,13 +93,15 @@ fn message(place: &str, value: &Value) -> Result<Message> {
     serde_json::from_value(value.clone()).map_err(|error| ApiError::field(place, error))
 }
 
-/// Reads `tools` and `tool_choice`. Returns the tools that may be called, and whether one must be.
-fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, bool)> {
+/// Reads `tools` and `tool_choice`. Returns the tools that may be called, those of them that are
+/// deferred, and whether one must be called.
+fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, Vec<Tool>, bool)> {
     let list = fields.list("tools")?.unwrap_or_default();
     if list.len() > MOST {
         return Err(ApiError::field("tools", format!("{MOST} are allowed")));
     }
     let mut tools: Vec<Tool> = Vec::new();
+    let mut deferred = Vec::new();
     for (i, tool) in list.iter().enumerate() {
         let place = format!("tools[{i}]");
         let fields = Fields::from_value(&place, tool)?;
@@ -111,9 +115,14 @@ fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, bool)> {
                 "must be \"function\"",
             ));
         }
-        tools.push(
-            serde_json::from_value(tool.clone()).map_err(|error| ApiError::field(&place, error))?,
-        );
+        let is_deferred = fields.boolean(&["defer_loading"], false)?;
+        let tool =
+            serde_json::from_value(tool.clone()).map_err(|error| ApiError::field(&place, error))?;
+        if is_deferred {
+            deferred.push(tool);
+        } else {
+            tools.push(tool);
+        }
     }
     let must_call = match fields.get(&["tool_choice"]) {
         None => false,
@@ -121,6 +130,7 @@ fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, bool)> {
             "auto" => false,
             "none" => {
                 tools.clear();
+                deferred.clear();
                 false
             }
             "required" => true,
@@ -139,8 +149,10 @@ fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, bool)> {
             };
             let wanted =
                 wanted.ok_or_else(|| ApiError::field("tool_choice.function.name", "is missing"))?;
-            tools.retain(|tool| tool.function.name == wanted);
-            if tools.is_empty() {
+            for list in [&mut tools, &mut deferred] {
+                list.retain(|tool: &Tool| tool.function.name == wanted);
+            }
+            if tools.is_empty() && deferred.is_empty() {
                 return Err(ApiError::field(
                     "tool_choice",
                     format!("there is no tool \"{wanted}\""),
@@ -149,13 +161,17 @@ fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, bool)> {
             true
         }
     };
+    // Formats differ with tools, so that the prompt needs one.
+    if tools.is_empty() {
+        tools.append(&mut deferred);
+    }
     if must_call && tools.is_empty() {
         return Err(ApiError::field(
             "tool_choice",
             "there are no \"tools\" to call",
         ));
     }
-    Ok((tools, must_call))
+    Ok((tools, deferred, must_call))
 }
 
 impl Conversation {
@@ -173,7 +189,7 @@ impl Conversation {
         let mut messages: Vec<Message> = messages
             .map(|(i, value)| message(&format!("messages[{i}]"), value))
             .collect::<Result<_>>()?;
-        let (tools, must_call) = tools(fields)?;
+        let (tools, deferred, must_call) = tools(fields)?;
         let is_assistant = |message: &Message| message.role == MessageRole::Assistant;
         if let [.., before, last] = messages.as_slice()
             && is_assistant(before)
@@ -232,6 +248,7 @@ impl Conversation {
                 ..PromptOptions::new(DateTime::new(ids::seconds().cast_signed(), 0))
             },
             messages,
+            deferred,
             must_call,
             is_parallel: fields.boolean(&["parallel_tool_calls"], true)?,
         })
@@ -310,7 +327,8 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<Job> {
     let conversation = Conversation::read(context, &fields)?;
     let reasoning = reasoning_format(context, &fields)?;
     let (prompt, tokens) = conversation.tokens(context)?;
-    let tools = &conversation.options.tools;
+    let tools = [&conversation.options.tools[..], &conversation.deferred].concat();
+    let tools = &tools;
     let has_tools = !tools.is_empty();
     let format = context.template.format(has_tools);
     let options = AnswerOptions {

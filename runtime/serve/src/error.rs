@@ -16,6 +16,9 @@ pub struct ApiError {
     pub more: Map<String, Value>,
 }
 
+/// llama-server's type of the error for a prompt that does not fit.
+const TOO_LONG: &str = "exceed_context_size_error";
+
 pub type Result<T, E = ApiError> = std::result::Result<T, E>;
 
 impl ApiError {
@@ -91,15 +94,39 @@ impl ApiError {
         json!({"error": error})
     }
 
+    /// Returns OpenAI's code of the error, from which clients of the Responses API learn that a
+    /// conversation is too long.
+    pub fn openai_code(&self) -> &'static str {
+        match self.kind {
+            TOO_LONG => "context_length_exceeded",
+            other => other,
+        }
+    }
+
+    /// Returns the error object of the Responses API.
+    pub fn responses(&self) -> Value {
+        let mut object = self.object();
+        object["error"]["code"] = self.openai_code().into();
+        object
+    }
+
     /// Returns Anthropic's error object.
     pub fn anthropic(&self) -> Value {
         let kind = match self.kind {
-            "exceed_context_size_error" => "invalid_request_error",
+            TOO_LONG => "invalid_request_error",
             "server_error" => "api_error",
             "unavailable_error" => "overloaded_error",
             other => other,
         };
-        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+        let number = |name: &str| self.more.get(name).and_then(Value::as_u64);
+        let message = match (number("n_prompt_tokens"), number("n_ctx")) {
+            // Clients read the numbers from Anthropic's words.
+            (Some(prompt), Some(context)) if self.kind == TOO_LONG => format!(
+                "prompt is too long: {prompt} tokens > {context} maximum: start the server with a larger --ctx-size"
+            ),
+            _ => self.message.clone(),
+        };
+        json!({"type": "error", "error": {"type": kind, "message": message}})
     }
 
     /// Returns Ollama's error object.
@@ -125,7 +152,7 @@ impl From<Refusal> for ApiError {
                         "the prompt ({prompt} tokens) exceeds the available context size ({context} tokens): take a shorter one, or start the server with a larger --ctx-size"
                     ),
                 );
-                error.kind = "exceed_context_size_error";
+                error.kind = TOO_LONG;
                 error
                     .more
                     .insert("n_prompt_tokens".to_owned(), prompt.into());

@@ -259,6 +259,30 @@ pub struct TextItems {
 impl TextItems {
     /// Reads a text, or the texts of a list. Anything else is an error.
     pub fn read(&self, place: &str, value: &Value) -> Result<String> {
+        self.read_or(place, value, |_, _| None)
+    }
+
+    /// Reads the result of a tool. A note replaces an image, whose refusal would end the session of
+    /// an agent. `other` returns the texts of items of other types.
+    pub fn read_result(
+        &self,
+        place: &str,
+        value: &Value,
+        other: impl Fn(&str, &Fields<'_>) -> Option<String>,
+    ) -> Result<String> {
+        const NOTE: &str = "[an image that this model cannot see]";
+        self.read_or(place, value, |kind, item| match kind == self.image {
+            true => Some(NOTE.to_owned()),
+            false => other(kind, item),
+        })
+    }
+
+    fn read_or(
+        &self,
+        place: &str,
+        value: &Value,
+        other: impl Fn(&str, &Fields<'_>) -> Option<String>,
+    ) -> Result<String> {
         let words = self.words;
         let items = match value {
             Value::Null => return Ok(String::new()),
@@ -276,15 +300,17 @@ impl TextItems {
         for (i, item) in items.iter().enumerate() {
             let place = format!("{place}[{i}]");
             let item = Fields::from_value(&place, item)?;
-            match item.text(&["type"])?.unwrap_or(self.texts[0]) {
-                kind if self.texts.contains(&kind) => {
-                    texts.push(item.text(self.members)?.unwrap_or_default());
-                }
-                kind if kind == self.image => return Err(ApiError::image(place)),
-                other => {
-                    let message = format!("{words} of type \"{other}\" are not supported here");
-                    return Err(ApiError::field(place, message));
-                }
+            let kind = item.text(&["type"])?.unwrap_or(self.texts[0]);
+            if self.texts.contains(&kind) {
+                let text = item.text(self.members)?;
+                texts.push(text.unwrap_or_default().to_owned());
+            } else if let Some(text) = other(kind, &item) {
+                texts.push(text);
+            } else if kind == self.image {
+                return Err(ApiError::image(place));
+            } else {
+                let message = format!("{words} of type \"{kind}\" are not supported here");
+                return Err(ApiError::field(place, message));
             }
         }
         Ok(texts.join("\n"))

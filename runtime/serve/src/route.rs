@@ -31,6 +31,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Dialect {
     OpenAi,
+    Responses,
     Anthropic,
     Ollama,
 }
@@ -40,6 +41,7 @@ impl Dialect {
         match path {
             _ if path.starts_with("/v1/messages") => Dialect::Anthropic,
             _ if path.starts_with("/api/") => Dialect::Ollama,
+            _ if path.trim_start_matches("/v1").starts_with("/responses") => Dialect::Responses,
             _ => Dialect::OpenAi,
         }
     }
@@ -47,6 +49,7 @@ impl Dialect {
     fn response(self, error: &ApiError) -> Response {
         let object = match self {
             Dialect::OpenAi => error.object(),
+            Dialect::Responses => error.responses(),
             Dialect::Anthropic => error.anthropic(),
             Dialect::Ollama => error.ollama(),
         };
@@ -395,6 +398,7 @@ impl CheckedRequest<'_> {
                 }
             }
             Get::Adapters => props::adapters(&*self.look()?),
+            Get::TokenizerInfo => tokens::info(&*self.look()?),
             Get::OllamaVersion => ollama::version(),
             Get::OllamaTags => ollama::tags(hub),
             Get::OllamaPs => ollama::ps(hub),

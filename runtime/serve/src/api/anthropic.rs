@@ -19,8 +19,12 @@ const BLOCKS: TextItems = TextItems {
     members: &["text"],
 };
 
+/// Signature of thinking. There is nothing to sign, but some clients send thinking without a
+/// signature back as text.
+const SIGNATURE: &str = "unsigned";
+
 /// Translates one of Anthropic's messages to OpenAI's format.
-fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
+fn messages(place: &str, message: &Value, tools: &[Value], out: &mut Vec<Value>) -> Result<()> {
     let fields = Fields::from_value(place, message)?;
     let role = fields.text(&["role"])?;
     let role = role.ok_or_else(|| ApiError::field(format!("{place}.role"), "is missing"))?;
@@ -73,10 +77,14 @@ fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
                 let content = block
                     .get(&["content"])
                     .map_or(&Value::Null, |(_, value)| value);
+                let place = format!("{place}.content");
+                let found = |kind: &str, item: &Fields<'_>| {
+                    (kind == "tool_reference").then(|| found_tool(item, tools))
+                };
                 results.push(json!({
                     "role": "tool",
                     "tool_call_id": block.text(&["tool_use_id"])?.unwrap_or_default(),
-                    "content": BLOCKS.read(&format!("{place}.content"), content)?,
+                    "content": BLOCKS.read_result(&place, content, found)?,
                 }));
             }
             other => {
@@ -112,6 +120,16 @@ fn messages(place: &str, message: &Value, out: &mut Vec<Value>) -> Result<()> {
     Ok(())
 }
 
+/// Returns the declaration of a tool that a search found. It stands in the conversation instead of
+/// the list of tools, so that the prefix before it stays the same.
+fn found_tool(reference: &Fields<'_>, tools: &[Value]) -> String {
+    let name = reference
+        .get(&["tool_name"])
+        .map_or(&Value::Null, |(_, name)| name);
+    let tool = tools.iter().find(|tool| tool["function"]["name"] == *name);
+    tool.map_or(name, |tool| &tool["function"]).to_string()
+}
+
 /// Removes the first line of a system prompt if it is a stamp that some clients change with every
 /// request: it would defeat the prefix cache.
 fn without_stamp(system: String) -> String {
@@ -125,9 +143,36 @@ fn without_stamp(system: String) -> String {
     }
 }
 
+/// Returns the tools of a request in OpenAI's format.
+fn functions(fields: &Fields<'_>) -> Result<Vec<Value>> {
+    let mut functions = Vec::new();
+    let tools = fields.list("tools")?.unwrap_or_default();
+    for (i, tool) in tools.iter().enumerate() {
+        let place = format!("tools[{i}]");
+        let tool = Fields::from_value(&place, tool)?;
+        let name = tool.text(&["name"])?;
+        let name = name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;
+        let Some((_, schema)) = tool.get(&["input_schema"]) else {
+            // A tool that Anthropic's servers run.
+            continue;
+        };
+        functions.push(json!({
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": tool.text(&["description"])?.unwrap_or_default(),
+                "parameters": schema,
+            },
+            "defer_loading": tool.boolean(&["defer_loading"], false)?,
+        }));
+    }
+    Ok(functions)
+}
+
 /// Translates a request to OpenAI's format.
 fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
     let fields = Fields::new(body)?;
+    let tools = functions(&fields)?;
     let mut out = Vec::new();
     if let Some((name, system)) = fields.get(&["system"]) {
         out.push(json!({"role": "system", "content": without_stamp(BLOCKS.read(name, system)?)}));
@@ -135,7 +180,7 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
     let list = fields.list("messages")?;
     let list = list.ok_or_else(|| ApiError::field("messages", "is missing"))?;
     for (i, message) in list.iter().enumerate() {
-        messages(&format!("messages[{i}]"), message, &mut out)?;
+        messages(&format!("messages[{i}]"), message, &tools, &mut out)?;
     }
     let mut request = fields.object().clone();
     for name in [
@@ -145,6 +190,7 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
         "tool_choice",
         "stop_sequences",
         "thinking",
+        "output_config",
         "metadata",
         // A response is a single message.
         "n",
@@ -166,28 +212,8 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
             json!(fields.texts("stop_sequences", 64)?),
         );
     }
-    if let Some(tools) = fields.list("tools")? {
-        let mut functions = Vec::new();
-        for (i, tool) in tools.iter().enumerate() {
-            let place = format!("tools[{i}]");
-            let tool = Fields::from_value(&place, tool)?;
-            let name = tool.text(&["name"])?;
-            let name =
-                name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;
-            let Some((_, schema)) = tool.get(&["input_schema"]) else {
-                // A tool that Anthropic's servers run.
-                continue;
-            };
-            functions.push(json!({
-                "type": "function",
-                "function": {
-                    "name": name,
-                    "description": tool.text(&["description"])?.unwrap_or_default(),
-                    "parameters": schema,
-                },
-            }));
-        }
-        request.insert("tools".to_owned(), functions.into());
+    if fields.has("tools") {
+        request.insert("tools".to_owned(), tools.into());
     }
     if let Some(choice) = fields.fields("tool_choice")? {
         let wanted = match choice.text(&["type"])?.unwrap_or("auto") {
@@ -209,6 +235,11 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
         if choice.boolean(&["disable_parallel_tool_use"], false)? {
             request.insert("parallel_tool_calls".to_owned(), false.into());
         }
+    }
+    if let Some(config) = fields.fields("output_config")?
+        && let Some(effort) = config.text(&["effort"])?
+    {
+        request.insert("reasoning_effort".to_owned(), effort.into());
     }
     if let Some(thinking) = fields.fields("thinking")? {
         let is_on = match thinking.text(&["type"])?.unwrap_or("enabled") {
@@ -294,8 +325,10 @@ impl MessageEncoder {
         if let Some(block) = self.open.take() {
             let index = self.blocks - 1;
             if block == Block::Thinking {
-                // Clients expect a signature, but there is nothing to sign.
-                self.delta(&json!({"type": "signature_delta", "signature": ""}), out);
+                self.delta(
+                    &json!({"type": "signature_delta", "signature": SIGNATURE}),
+                    out,
+                );
             }
             out.event(
                 "content_block_stop",
@@ -397,8 +430,9 @@ impl ResponseEncoder for MessageEncoder {
         let answer = &choice.answer;
         let mut content = Vec::new();
         if !answer.reasoning.is_empty() {
-            content
-                .push(json!({"type": "thinking", "thinking": answer.reasoning, "signature": ""}));
+            content.push(
+                json!({"type": "thinking", "thinking": answer.reasoning, "signature": SIGNATURE}),
+            );
         }
         if !answer.content.is_empty() || choice.calls().next().is_none() {
             content.push(json!({"type": "text", "text": answer.content}));

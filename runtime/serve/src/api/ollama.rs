@@ -16,8 +16,9 @@ use samite_chat::AnswerEvent as Parsed;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-/// Version of Ollama whose API this is.
-const VERSION: &str = "0.12.0";
+/// Version of Ollama whose API this is. Clients refuse to talk to older ones than they know: Codex
+/// wants 0.13.4.
+const VERSION: &str = "0.14.0";
 
 pub fn version() -> Value {
     json!({"version": VERSION})

@@ -1,129 +1,28 @@
 //! OpenAI's Responses API.
 
+mod input;
+mod tools;
+
 use crate::answer::{Choice, Update};
 use crate::api::{native, tokens};
 use crate::chat;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, TextItems, kind};
+use crate::fields::Fields;
 use crate::ids;
 use crate::job::Job;
 use crate::stream::{Frames, ResponseEncoder};
+use input::{Messages, encrypted_content};
 use samite_chat::AnswerEvent as Parsed;
-use serde_json::{Map, Value, json};
-
-const PARTS: TextItems = TextItems {
-    words: "parts",
-    texts: &[
-        "input_text",
-        "text",
-        "output_text",
-        "summary_text",
-        "reasoning_text",
-        "refusal",
-    ],
-    image: "input_image",
-    members: &["text", "refusal"],
-};
-
-/// Translates the items of an input to messages. Returns the field that each message came from.
-fn messages(fields: &Fields<'_>) -> Result<(Vec<Value>, Vec<String>)> {
-    let Some((name, input)) = fields.get(&["input"]) else {
-        return Err(ApiError::field("input", "is missing"));
-    };
-    let mut system = Vec::new();
-    if let Some(instructions) = fields.text(&["instructions"])? {
-        system.push(instructions.to_owned());
-    }
-    let mut messages: Vec<Value> = Vec::new();
-    let mut places = Vec::new();
-    let items = match input {
-        Value::String(text) => {
-            messages.push(json!({"role": "user", "content": text}));
-            places.push("input".to_owned());
-            &[][..]
-        }
-        Value::Array(items) => items,
-        other => {
-            return Err(ApiError::field(
-                name,
-                format!("must be a string or a list, and is {}", kind(other)),
-            ));
-        }
-    };
-    let mut thoughts = String::new();
-    for (i, item) in items.iter().enumerate() {
-        let place = format!("input[{i}]");
-        let item = Fields::from_value(&place, item)?;
-        let content = |name: &str| {
-            let found = item.get(&[name]).map_or(&Value::Null, |(_, value)| value);
-            PARTS.read(&format!("{place}.{name}"), found)
-        };
-        match item.text(&["type"])?.unwrap_or("message") {
-            "message" => {
-                let role = item.text(&["role"])?;
-                let role =
-                    role.ok_or_else(|| ApiError::field(format!("{place}.role"), "is missing"))?;
-                let said = content("content")?;
-                match role {
-                    // All leading system texts form one system message.
-                    "system" | "developer" if messages.is_empty() => system.push(said),
-                    _ => {
-                        let mut message = json!({"role": role, "content": said});
-                        if role == "assistant" && !thoughts.is_empty() {
-                            message["reasoning_content"] = std::mem::take(&mut thoughts).into();
-                        }
-                        messages.push(message);
-                    }
-                }
-            }
-            "function_call" => {
-                let name = item.text(&["name"])?;
-                let name =
-                    name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;
-                let call = json!({
-                    "id": item.text(&["call_id", "id"])?.unwrap_or_default(),
-                    "type": "function",
-                    "function": {"name": name,
-                        "arguments": item.text(&["arguments"])?.unwrap_or("{}")},
-                });
-                // Calls of one answer form one message.
-                match messages.last_mut() {
-                    Some(last) if last["role"] == "assistant" => {
-                        match last["tool_calls"].as_array_mut() {
-                            Some(calls) => calls.push(call),
-                            None => last["tool_calls"] = json!([call]),
-                        }
-                    }
-                    _ => messages
-                        .push(json!({"role": "assistant", "content": "", "tool_calls": [call]})),
-                }
-            }
-            "function_call_output" => messages.push(json!({
-                "role": "tool",
-                "tool_call_id": item.text(&["call_id"])?.unwrap_or_default(),
-                "content": content("output")?,
-            })),
-            "reasoning" => thoughts = content("content")?,
-            // Clients send back all items, including those of OpenAI's own services.
-            other => tracing::warn!("{place}: items of type {other:?} are left out"),
-        }
-        places.resize(messages.len(), place);
-    }
-    if !system.is_empty() {
-        messages.insert(0, json!({"role": "system", "content": system.join("\n\n")}));
-        places.insert(0, "instructions".to_owned());
-    }
-    Ok((messages, places))
-}
+use serde_json::{Value, json};
+use tools::{ClientTools, ToolKind, input_of};
 
 /// A request in the format of chat completions.
 struct Translated {
     request: Value,
     /// Field that each message came from.
     places: Vec<String>,
-    /// Index of each function in the client's list, which also has other tools.
-    tools: Vec<usize>,
+    tools: ClientTools,
 }
 
 fn translated(body: &Value) -> Result<Translated> {
@@ -154,8 +53,10 @@ fn translated(body: &Value) -> Result<Translated> {
     ] {
         request.remove(name);
     }
-    let (messages, places) = messages(&fields)?;
-    request.insert("messages".to_owned(), messages.into());
+    let mut tools = ClientTools::default();
+    tools.add("tools", fields.list("tools")?.unwrap_or_default(), false)?;
+    let messages = Messages::read(&fields, &mut tools)?;
+    request.insert("messages".to_owned(), messages.list.into());
     if let Some(limit) = fields.count(&["max_output_tokens"], i32::MAX as usize)? {
         request.insert("max_tokens".to_owned(), limit.into());
     }
@@ -172,33 +73,17 @@ fn translated(body: &Value) -> Result<Translated> {
             Value::Object(format.object().clone()),
         );
     }
-    let mut functions = Vec::new();
-    let mut tools = Vec::new();
-    for (i, tool) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
-        let tool = Fields::from_value(&format!("tools[{i}]"), tool)?;
-        // Other tools are services of OpenAI's, which clients list anyway.
-        if tool.text(&["type"])? != Some("function") {
-            continue;
-        }
-        let mut function = Map::new();
-        for name in ["name", "description", "parameters", "strict"] {
-            chat::member(
-                &mut function,
-                name,
-                tool.get(&[name]).map(|(_, value)| value.clone()),
-            );
-        }
-        functions.push(json!({"type": "function", "function": function}));
-        tools.push(i);
+    if let Some((name, choice)) = fields.get(&["tool_choice"]) {
+        request.insert(name.to_owned(), tools.choose(choice)?);
     }
-    if functions.is_empty() {
+    if tools.functions().is_empty() {
         request.remove("tool_choice");
     } else {
-        request.insert("tools".to_owned(), functions.into());
+        request.insert("tools".to_owned(), tools.functions().into());
     }
     Ok(Translated {
         request: request.into(),
-        places,
+        places: messages.places,
         tools,
     })
 }
@@ -231,7 +116,7 @@ impl Translated {
         }
         if let Some((number, rest)) = element("tools[") {
             let rest = rest.replacen(".function", "", 1);
-            return Some(format!("tools[{}]{rest}", self.tools.get(number)?));
+            return Some(format!("{}{rest}", self.tools.place(number)?));
         }
         if let Some(rest) = param.strip_prefix("response_format") {
             return Some(format!("text.format{rest}"));
@@ -258,6 +143,7 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, ResponsesEnco
             requests: Vec::new(),
             ..job.clone()
         },
+        tools: translated.tools,
         sequence: 0,
         open: None,
         done: Vec::new(),
@@ -291,6 +177,7 @@ pub struct ResponsesEncoder {
     thought: String,
     created: u64,
     job: Job,
+    tools: ClientTools,
     sequence: usize,
     open: Option<Open>,
     done: Vec<Value>,
@@ -342,21 +229,49 @@ impl ResponsesEncoder {
                 "type": "reasoning",
                 "summary": [],
                 "content": [{"type": "reasoning_text", "text": text}],
+                "encrypted_content": encrypted_content(text),
                 "status": status,
             }),
             Open::Call {
                 id,
                 name,
                 arguments,
-            } => json!({
-                "id": format!("fc_{id}"),
-                "type": "function_call",
-                "status": status,
-                "call_id": id,
-                "name": name,
-                "arguments": arguments,
-            }),
+            } => self.call_item(id, name, arguments, status),
         }
+    }
+
+    /// Returns the kind of the tool with this function.
+    fn kind_of(&self, function: &str) -> ToolKind {
+        let tool = self.tools.called(function);
+        tool.map_or(ToolKind::Function, |tool| tool.kind)
+    }
+
+    fn call_item(&self, id: &str, function: &str, arguments: &str, status: &str) -> Value {
+        let tool = self.tools.called(function);
+        let mut item = json!({"id": item_id(id), "status": status, "call_id": id});
+        let kind = self.kind_of(function);
+        if kind != ToolKind::Search {
+            item["name"] = tool.map_or(function, |tool| &tool.name).into();
+        }
+        if let Some(namespace) = tool.and_then(|tool| tool.namespace.as_deref()) {
+            item["namespace"] = namespace.into();
+        }
+        match kind {
+            ToolKind::Function => {
+                item["type"] = "function_call".into();
+                item["arguments"] = arguments.into();
+            }
+            ToolKind::Custom => {
+                item["type"] = "custom_tool_call".into();
+                item["input"] = input_of(arguments).into();
+            }
+            ToolKind::Search => {
+                item["type"] = "tool_search_call".into();
+                item["execution"] = "client".into();
+                item["arguments"] = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
+            }
+        }
+        item
     }
 
     fn begin(&mut self, open: Open, out: &mut Frames) {
@@ -402,10 +317,31 @@ impl ResponsesEncoder {
                     "content_index": 0, "text": text});
                 self.send("response.reasoning_text.done", done, out);
             }
-            Open::Call { id, arguments, .. } => {
-                let done = json!({"item_id": format!("fc_{id}"), "output_index": index,
-                    "arguments": arguments});
-                self.send("response.function_call_arguments.done", done, out);
+            Open::Call {
+                id,
+                name,
+                arguments,
+            } => {
+                let of_item = json!({"item_id": item_id(id), "output_index": index});
+                let with = |name: &str, text: &str| {
+                    let mut value = of_item.clone();
+                    value[name] = text.into();
+                    value
+                };
+                match self.kind_of(name) {
+                    ToolKind::Function => {
+                        let done = with("arguments", arguments);
+                        self.send("response.function_call_arguments.done", done, out);
+                    }
+                    ToolKind::Custom => {
+                        let input = input_of(arguments);
+                        let name = "response.custom_tool_call_input.delta";
+                        self.send(name, with("delta", &input), out);
+                        let name = "response.custom_tool_call_input.done";
+                        self.send(name, with("input", &input), out);
+                    }
+                    ToolKind::Search => {}
+                }
             }
         }
         self.send(
@@ -423,6 +359,11 @@ impl ResponsesEncoder {
         }
         self.send(name, value, out);
     }
+}
+
+/// Returns the identifier of a call's item.
+fn item_id(call: &str) -> String {
+    format!("fc_{call}")
 }
 
 fn message_item(id: &str, text: &str, status: &str) -> Value {
@@ -487,12 +428,21 @@ impl ResponseEncoder for ResponsesEncoder {
                 self.begin(call, out);
             }
             Update::Parsed(Parsed::ToolArguments { text, .. }) => {
-                let Some(Open::Call { id, arguments, .. }) = &mut self.open else {
+                let Some(Open::Call {
+                    id,
+                    name,
+                    arguments,
+                }) = &mut self.open
+                else {
                     return;
                 };
                 arguments.push_str(text);
-                let value = json!({"item_id": format!("fc_{id}"), "delta": text});
-                self.delta("response.function_call_arguments.delta", value, choice, out);
+                let value = json!({"item_id": item_id(id), "delta": text});
+                let name = name.clone();
+                // The input of a custom tool is known once its arguments are complete.
+                if self.kind_of(&name) == ToolKind::Function {
+                    self.delta("response.function_call_arguments.delta", value, choice, out);
+                }
             }
             Update::Finished => {
                 if self.done.is_empty() && self.open.is_none() {
@@ -512,8 +462,13 @@ impl ResponseEncoder for ResponsesEncoder {
     fn end(&mut self, _choices: &[Choice], _out: &mut Frames) {}
 
     fn error(&mut self, error: &ApiError, out: &mut Frames) {
-        let value = json!({"code": error.kind, "message": error.message, "param": null});
+        let code = error.openai_code();
+        let value = json!({"code": code, "message": error.message, "param": null});
         self.send("error", value, out);
+        // Some clients read one of them only.
+        let mut response = self.response("failed", &self.done, None);
+        response["error"] = json!({"code": code, "message": error.message});
+        self.send("response.failed", json!({"response": response}), out);
     }
 
     fn whole(&mut self, choices: &[Choice]) -> Value {

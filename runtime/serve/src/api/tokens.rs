@@ -1,6 +1,7 @@
 //! Tokenization, detokenization, and chat templates.
 
 use crate::api::native::token;
+use crate::app::App;
 use crate::chat::Conversation;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
@@ -10,12 +11,38 @@ use serde_json::{Value, json};
 /// Maximum bytes that a token and its piece take as JSON, besides the piece.
 const PIECE: usize = 800;
 
+/// Returns vLLM's description of the tokenizer, from which evaluators learn that this server can
+/// tokenize for them.
+pub fn info(app: &App) -> Value {
+    let tokenizer = &app.tokenizer;
+    let text = |token: Option<u32>| token.map(|token| app.text_of(&[token]));
+    json!({
+        "bos_token": text(tokenizer.bos()),
+        "eos_token": text(tokenizer.eos()),
+        "add_bos_token": tokenizer.adds_bos(),
+        "chat_template": app.template.source(false),
+        "model_max_length": max_model_len(app),
+    })
+}
+
+/// Returns the context of a request; null without an engine.
+fn max_model_len(app: &App) -> Value {
+    let limits = app.handle.as_ref().map(|handle| handle.limits());
+    limits.map(|limits| limits.context).into()
+}
+
+/// Tokenizes `content`, as llama-server does, or `prompt`, as vLLM does.
 pub fn tokenize(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
-    let add_special = fields.boolean(&["add_special"], false)?;
+    let is_prompt = fields.has("prompt") && !fields.has("content");
+    let add_special = if is_prompt {
+        fields.boolean(&["add_special_tokens"], true)?
+    } else {
+        fields.boolean(&["add_special"], false)?
+    };
     let parse_special = fields.boolean(&["parse_special"], true)?;
     let with_pieces = fields.boolean(&["with_pieces"], false)?;
-    let tokens = match fields.get(&["content"]) {
+    let tokens = match fields.get(&["content", "prompt"]) {
         None => Vec::new(),
         Some((name, Value::String(text))) => {
             if text.len() > context.options.body_limit {
@@ -44,7 +71,12 @@ pub fn tokenize(context: &RequestContext, body: &Value) -> Result<Value> {
         }
     };
     if !with_pieces {
-        return Ok(json!({"tokens": tokens}));
+        let mut answer = json!({"tokens": tokens});
+        if is_prompt {
+            answer["count"] = tokens.len().into();
+            answer["max_model_len"] = max_model_len(context);
+        }
+        return Ok(answer);
     }
     context
         .account
@@ -76,9 +108,11 @@ pub fn detokenize(context: &RequestContext, body: &Value) -> Result<Value> {
         .iter()
         .map(|&token| context.tokenizer.token_to_piece(token, true));
     let bytes = pieces.flatten().map(<[u8]>::len).sum::<usize>();
-    // The text, its copy in the answer, and the answer as JSON with escapes.
-    context.account.charge("tokens", bytes.saturating_mul(8))?;
-    Ok(json!({"content": context.text_of(&tokens)}))
+    // The text, its copies in the answer, and the answer as JSON with escapes.
+    context.account.charge("tokens", bytes.saturating_mul(16))?;
+    let text = context.text_of(&tokens);
+    // llama-server's name of the text, and vLLM's.
+    Ok(json!({"content": text, "prompt": text}))
 }
 
 pub fn apply_template(context: &RequestContext, body: &Value) -> Result<Value> {

@@ -555,6 +555,33 @@ fn seeds_have_64_bits_and_reproduce_the_text() {
 }
 
 #[test]
+fn the_tokenizer_speaks_vllms_format_too() {
+    let server = Server::simple();
+    let (_, info) = server.get("/tokenizer_info");
+    assert_eq!(
+        (&info["bos_token"], &info["eos_token"]),
+        (&json!("<s>"), &json!("</s>"))
+    );
+    assert_eq!(info["add_bos_token"], true);
+    assert!(info["model_max_length"].as_u64().unwrap() > 0);
+    let tokenize = |body: Value| server.post("/tokenize", &body).1;
+    let own = tokenize(json!({"content": "Once upon"}));
+    let mut same = tokenize(json!({"prompt": "Once upon", "add_special_tokens": false}));
+    assert_eq!(own["tokens"], same["tokens"]);
+    assert_eq!(same["count"], same["tokens"].as_array().unwrap().len());
+    assert_eq!(same["max_model_len"], info["model_max_length"]);
+    // vLLM adds special tokens unless told otherwise, llama-server only if told.
+    same["tokens"].as_array_mut().unwrap().insert(0, json!(1));
+    assert_eq!(
+        tokenize(json!({"prompt": "Once upon"}))["tokens"],
+        same["tokens"]
+    );
+    let (_, text) = server.post("/detokenize", &json!({"tokens": own["tokens"]}));
+    assert_eq!(text["prompt"], text["content"]);
+    assert_eq!(text["prompt"].as_str().unwrap().trim(), "Once upon");
+}
+
+#[test]
 fn echoed_prompts_have_log_probabilities() {
     let server = Server::simple();
     let ask = |body: Value| {
