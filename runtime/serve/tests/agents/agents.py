@@ -542,14 +542,14 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("folder")
-    parser.add_argument("agents", nargs="*", metavar="AGENT", help=", ".joinAGENTS)
+    parser.add_argument("agents", nargs="*", metavar="AGENT", help=", ".join(AGENTS))
     parser.add_argument("--keep", metavar="FOLDER")
     parser.add_argument("--strict", action="store_true")
     # The program calls itself with this one, inside a network.
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     wanted = parser.parse_intermixed_args()
     program, folder = os.path.abspath(wanted.program), os.path.abspath(wanted.folder)
-    if unknown := set(wanted.agents) - setAGENTS:
+    if unknown := set(wanted.agents) - set(AGENTS):
         parser.error(f"no such agent: {', '.join(sorted(unknown))}")
     if wanted.inside:
         name = wanted.agents[0]
