@@ -31,6 +31,7 @@
 //! |---|---|
 //! | `grammar.rs` | [`Grammar`]: the grammars that can be enforced |
 //! | `schema.rs` | the enforced subset of JSON Schema; rejects other keywords by name |
+//! | `closed.rs` | [`close_objects`]: objects without other members than those that a schema names |
 //! | `gbnf.rs` | [`Gbnf`]: parsed (`parse.rs`) and checked (`check.rs`) |
 //! | `gbnf/lexemes.rs`, `gbnf/lark.rs` | splits a grammar into lexemes; prints it for the engine |
 //! | `parts.rs` | [`GrammarPart`]: grammars that a program composes of texts and schemas |
@@ -43,6 +44,7 @@
 //! never cause a panic.
 #![forbid(unsafe_code)]
 
+mod closed;
 mod constraint;
 mod digits;
 mod error;
@@ -53,6 +55,7 @@ mod parts;
 mod schema;
 mod vocabulary;
 
+pub use closed::close_objects;
 pub use constraint::GrammarConstraint;
 pub use error::{GrammarError, Result};
 pub use gbnf::Gbnf;

@@ -291,7 +291,7 @@ fn prompt_probabilities_are_those_of_the_model() {
     for (prompt, reader) in prompts.iter().zip(&mut readers) {
         check(prompt, &events(reader), 3);
     }
-    // Without a generated token, too.
+    // Also without a generated token.
     let mut reader = submit(&mut engine, scored(&long, 0));
     run(&mut engine);
     check(&long, &events(&mut reader), 0);

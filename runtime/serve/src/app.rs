@@ -4,6 +4,7 @@ use crate::embedder::Embedder;
 use crate::error::{ApiError, Result};
 use crate::latency::Latencies;
 use crate::options::ServeOptions;
+use crate::recent_items::RecentItems;
 use crate::turns::Turns;
 use samite_chat::{ChatTemplate, Guard};
 use samite_core::DeviceKind;
@@ -40,6 +41,7 @@ pub struct App {
     /// Turns of requests for embeddings, and of their batches.
     pub(crate) embedding: Arc<Turns>,
     pub(crate) embedding_batch: Arc<Turns>,
+    pub(crate) recent_items: Arc<RecentItems>,
     /// Seconds since 1970.
     pub(crate) started: u64,
 }
@@ -103,6 +105,7 @@ impl App {
             compiling: Turns::new("grammars", 2, 16),
             embedding: Turns::new("embeddings", 8, 1024),
             embedding_batch: Turns::new("embeddings", 1, 1024),
+            recent_items: Arc::default(),
             started: crate::ids::seconds(),
             options,
         })

@@ -93,9 +93,17 @@ fn message(place: &str, value: &Value) -> Result<Message> {
     serde_json::from_value(value.clone()).map_err(|error| ApiError::field(place, error))
 }
 
-/// Reads `tools` and `tool_choice`. Returns the tools that may be called, those of them that are
-/// deferred, and whether one must be called.
-fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, Vec<Tool>, bool)> {
+/// Tools of a request, after its `tool_choice`.
+struct Tools {
+    shown: Vec<Tool>,
+    deferred: Vec<Tool>,
+    must_call: bool,
+    /// True if the request names the function to call. OpenAI calls it once.
+    is_named: bool,
+}
+
+/// Reads `tools` and `tool_choice`.
+fn tools(fields: &Fields<'_>) -> Result<Tools> {
     let list = fields.list("tools")?.unwrap_or_default();
     if list.len() > MOST {
         return Err(ApiError::field("tools", format!("{MOST} are allowed")));
@@ -124,6 +132,7 @@ fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, Vec<Tool>, bool)> {
             tools.push(tool);
         }
     }
+    let mut is_named = false;
     let must_call = match fields.get(&["tool_choice"]) {
         None => false,
         Some((name, Value::String(choice))) => match choice.as_str() {
@@ -143,22 +152,31 @@ fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, Vec<Tool>, bool)> {
         },
         Some((name, choice)) => {
             let choice = Fields::from_value(name, choice)?;
-            let wanted = match choice.fields("function")? {
-                Some(function) => function.text(&["name"])?,
-                None => choice.text(&["name"])?,
-            };
-            let wanted =
-                wanted.ok_or_else(|| ApiError::field("tool_choice.function.name", "is missing"))?;
-            for list in [&mut tools, &mut deferred] {
-                list.retain(|tool: &Tool| tool.function.name == wanted);
+            if choice.text(&["type"])? == Some("allowed_tools") {
+                let (names, must_call) = allowed(&choice)?;
+                for list in [&mut tools, &mut deferred] {
+                    list.retain(|tool: &Tool| names.contains(&tool.function.name));
+                }
+                must_call
+            } else {
+                is_named = true;
+                let wanted = match choice.fields("function")? {
+                    Some(function) => function.text(&["name"])?,
+                    None => choice.text(&["name"])?,
+                };
+                let wanted = wanted
+                    .ok_or_else(|| ApiError::field("tool_choice.function.name", "is missing"))?;
+                for list in [&mut tools, &mut deferred] {
+                    list.retain(|tool: &Tool| tool.function.name == wanted);
+                }
+                if tools.is_empty() && deferred.is_empty() {
+                    return Err(ApiError::field(
+                        "tool_choice",
+                        format!("there is no tool \"{wanted}\""),
+                    ));
+                }
+                true
             }
-            if tools.is_empty() && deferred.is_empty() {
-                return Err(ApiError::field(
-                    "tool_choice",
-                    format!("there is no tool \"{wanted}\""),
-                ));
-            }
-            true
         }
     };
     // Formats differ with tools, so that the prompt needs one.
@@ -171,7 +189,38 @@ fn tools(fields: &Fields<'_>) -> Result<(Vec<Tool>, Vec<Tool>, bool)> {
             "there are no \"tools\" to call",
         ));
     }
-    Ok((tools, deferred, must_call))
+    Ok(Tools {
+        shown: tools,
+        deferred,
+        must_call,
+        is_named,
+    })
+}
+
+/// Reads a choice of several tools. Returns their names, and whether one must be called.
+fn allowed(choice: &Fields<'_>) -> Result<(Vec<String>, bool)> {
+    let inner = choice.fields("allowed_tools")?;
+    let choice = inner.as_ref().unwrap_or(choice);
+    let mut names = Vec::new();
+    for (i, tool) in choice.list("tools")?.unwrap_or_default().iter().enumerate() {
+        let tool = Fields::from_value(&format!("tool_choice.tools[{i}]"), tool)?;
+        let name = match tool.fields("function")? {
+            Some(function) => function.text(&["name"])?,
+            None => tool.text(&["name"])?,
+        };
+        names.extend(name.map(str::to_owned));
+    }
+    let must_call = match choice.text(&["mode"])?.unwrap_or("auto") {
+        "auto" => false,
+        "required" => true,
+        other => {
+            return Err(ApiError::field(
+                "tool_choice.mode",
+                format!("must be auto or required, and is \"{other}\""),
+            ));
+        }
+    };
+    Ok((names, must_call))
 }
 
 impl Conversation {
@@ -189,7 +238,12 @@ impl Conversation {
         let mut messages: Vec<Message> = messages
             .map(|(i, value)| message(&format!("messages[{i}]"), value))
             .collect::<Result<_>>()?;
-        let (tools, deferred, must_call) = tools(fields)?;
+        let Tools {
+            shown: tools,
+            deferred,
+            must_call,
+            is_named,
+        } = tools(fields)?;
         let is_assistant = |message: &Message| message.role == MessageRole::Assistant;
         if let [.., before, last] = messages.as_slice()
             && is_assistant(before)
@@ -250,7 +304,7 @@ impl Conversation {
             messages,
             deferred,
             must_call,
-            is_parallel: fields.boolean(&["parallel_tool_calls"], true)?,
+            is_parallel: fields.boolean(&["parallel_tool_calls"], !is_named)?,
         })
     }
 

@@ -3,7 +3,7 @@
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use samite_grammar::{Grammar, GrammarError, GrammarPart, Lazy, Trigger};
+use samite_grammar::{Grammar, GrammarError, GrammarPart, Lazy, Trigger, close_objects};
 use samite_text::Constraint;
 use serde_json::{Value, json};
 
@@ -64,11 +64,15 @@ pub fn form(fields: &Fields<'_>) -> Result<(&'static str, Form)> {
     Ok(("response_format", form))
 }
 
-/// Returns the schema of an object in the form that grammars expect.
+/// Returns the schema of an object in the form that grammars expect, with closed objects.
 fn schema_value(field: &str, schema: &Value) -> Result<Value> {
     match schema {
         Value::Object(members) if members.is_empty() => Ok(json!({"type": "object"})),
-        Value::Object(_) | Value::Bool(_) => Ok(schema.clone()),
+        Value::Object(_) | Value::Bool(_) => {
+            let mut schema = schema.clone();
+            close_objects(&mut schema);
+            Ok(schema)
+        }
         other => Err(ApiError::field(
             field,
             format!(

@@ -128,7 +128,10 @@ impl Hub {
     pub fn single(app: App) -> Self {
         let options = app.options.clone();
         let entry = Entry {
-            names: vec![app.model_id()],
+            names: match &options.aliases[..] {
+                [] => vec![app.model_id()],
+                aliases => aliases.to_vec(),
+            },
             path: app.model.path().to_owned(),
             source: None,
             state: Mutex::new(State {

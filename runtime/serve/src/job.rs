@@ -99,6 +99,13 @@ fn adapter_as_model(app: &App, fields: &Fields<'_>) -> Option<usize> {
     app.adapter_named(name.as_str()?)
 }
 
+/// Returns the name by which a request asks for the model, if it is one of its aliases.
+fn asked_name(app: &App, fields: &Fields<'_>) -> Option<String> {
+    let (_, name) = fields.get(&["model"])?;
+    let mut aliases = app.options.aliases.iter();
+    aliases.find(|alias| name.as_str() == Some(alias)).cloned()
+}
+
 /// Reads adapter scales from a list of `{id, scale}`.
 pub fn shares(app: &App, name: &str, value: &Value) -> Result<Vec<f32>> {
     let Value::Array(list) = value else {
@@ -335,7 +342,7 @@ impl Job {
                 .and_then(|number| context.adapter_name(number))
             {
                 Some(name) => name.to_owned(),
-                None => context.model_id(),
+                None => asked_name(context, fields).unwrap_or_else(|| context.model_id()),
             },
         })
     }

@@ -70,6 +70,7 @@ mod options;
 mod page;
 mod paths;
 mod reasoning_budget;
+mod recent_items;
 mod route;
 mod sampling;
 mod server;

@@ -31,14 +31,17 @@ impl ModelSource {
         }
     }
 
-    /// Returns the single model of a server, under this name.
+    /// Returns the single model of a server, under its aliases, or else this name.
     pub fn served(self, name: String) -> ServedModel {
         let path = match self.setup.path() {
             Ok(Some(path)) => path.to_owned(),
             _ => PathBuf::new(),
         };
         ServedModel {
-            names: vec![name],
+            names: match &self.options.aliases[..] {
+                [] => vec![name],
+                aliases => aliases.to_vec(),
+            },
             path,
             source: Box::new(self),
         }

@@ -3,7 +3,7 @@
 use super::format::{Calls, Format, Ids, JsonCalls, NamedCalls, TaggedCalls};
 use super::{ArgumentKind, argument_kind};
 use crate::message::Tool;
-use samite_grammar::{Grammar, GrammarPart, Trigger};
+use samite_grammar::{Grammar, GrammarPart, Trigger, close_objects};
 use serde_json::{Map, Value};
 
 /// A grammar of tool calls.
@@ -143,7 +143,9 @@ fn quoted(text: &str) -> GrammarPart {
 }
 
 fn arguments(tool: &Tool) -> GrammarPart {
-    GrammarPart::Json(tool.function.parameters.clone())
+    let mut parameters = tool.function.parameters.clone();
+    close_objects(&mut parameters);
+    GrammarPart::Json(parameters)
 }
 
 fn id(ids: Ids) -> GrammarPart {
@@ -181,19 +183,25 @@ fn object(calls: &JsonCalls, ids: Ids, tool: &Tool) -> GrammarPart {
         parts.push(key(&[&tool.function.name]));
         parts.push(arguments(tool));
     } else {
+        // Calls of two answers must not have the same ID. So a model that need not write one only
+        // does under its format's own name for it.
+        let asks = ids != Ids::Made || keys.id_is_last;
+        let is_own = |name: &&&str| asks || **name == "tool_call_id";
+        let id_names: Vec<&str> = keys.id.iter().filter(is_own).copied().collect();
+        let has_id = !id_names.is_empty();
         let id = GrammarPart::Sequence(vec![
-            key(keys.id),
+            key(&id_names),
             GrammarPart::text("\""),
             id(ids),
             GrammarPart::text("\""),
         ]);
-        if !keys.id_is_last {
+        if has_id && !keys.id_is_last {
             let first = GrammarPart::Sequence(vec![id.clone(), comma()]);
             parts.push(GrammarPart::optional(first));
         }
         parts.extend([key(keys.name), quoted(&tool.function.name), comma()]);
         parts.extend([key(keys.arguments), arguments(tool)]);
-        if keys.id_is_last {
+        if has_id && keys.id_is_last {
             parts.push(GrammarPart::optional(GrammarPart::Sequence(vec![
                 comma(),
                 id,
@@ -349,6 +357,7 @@ fn argument(
                     keywords.insert(word.to_owned(), definitions.clone());
                 }
             }
+            close_objects(&mut property);
             parts.extend([
                 space(),
                 GrammarPart::Json(property),

@@ -2,12 +2,11 @@
 
 use super::{Conversation, ConversationError, Result, ToolChoice};
 use crate::chat::Content;
-use crate::grammar::{Grammar, GrammarVocabulary, Lazy, Trigger};
+use crate::grammar::{Grammar, GrammarVocabulary, Lazy, Trigger, close_objects};
 use crate::llm::Finish;
 use crate::text::Constraint;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use std::ops::ControlFlow;
 
 impl Conversation {
@@ -35,7 +34,7 @@ impl Conversation {
         content: impl Into<Content>,
     ) -> Result<T> {
         let mut schema = schemars::schema_for!(T).to_value();
-        close(&mut schema, true);
+        close_objects(&mut schema);
         let grammar = Grammar::json_schema(&schema.to_string())?;
         let before = self.messages.len();
         let other = self.options.keeps_to.replace(grammar);
@@ -95,87 +94,5 @@ impl Conversation {
                 Box::new(Lazy::new(constraint, &triggers)?.sleep_until(mark.unwrap_or_default()))
             }
         }))
-    }
-}
-
-/// Forbids additional properties: a type has no use for them, and a model could generate them
-/// endlessly. Where several schemas describe one object, no single one lists all of its properties,
-/// so those are left open.
-fn close(schema: &mut Value, is_alone: bool) {
-    let Value::Object(keywords) = schema else {
-        return;
-    };
-    const TOGETHER: [&str; 3] = ["allOf", "anyOf", "oneOf"];
-    let is_combined = TOGETHER.iter().any(|word| keywords.contains_key(*word));
-    let is_object = keywords.contains_key("properties");
-    let says_more = ["$ref", "additionalProperties", "unevaluatedProperties"]
-        .iter()
-        .any(|word| keywords.contains_key(*word));
-    if is_object && is_alone && !is_combined && !says_more {
-        keywords.insert("additionalProperties".to_owned(), Value::Bool(false));
-    }
-    for (word, below) in keywords {
-        match (word.as_str(), below) {
-            ("properties" | "$defs", Value::Object(all)) => {
-                all.values_mut().for_each(|schema| close(schema, true));
-            }
-            ("allOf", Value::Array(all)) => {
-                all.iter_mut().for_each(|schema| close(schema, false));
-            }
-            ("anyOf" | "oneOf", Value::Array(all)) => all
-                .iter_mut()
-                .for_each(|schema| close(schema, is_alone && !is_object)),
-            ("prefixItems", Value::Array(all)) => {
-                all.iter_mut().for_each(|schema| close(schema, true));
-            }
-            ("items" | "additionalProperties", below) => close(below, true),
-            _ => {}
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn objects_are_closed_if_one_schema_lists_all_members() {
-        let member = || json!({"type": "object", "properties": {"a": {"type": "integer"}}});
-        let closed = || {
-            json!({"type": "object", "properties": {"a": {"type": "integer"}},
-            "additionalProperties": false})
-        };
-        for (open, wanted) in [
-            (member(), closed()),
-            (
-                json!({"properties": {"x": member()}, "additionalProperties": true}),
-                json!({"properties": {"x": closed()}, "additionalProperties": true}),
-            ),
-            (
-                json!({"oneOf": [member(), {"type": "null"}]}),
-                json!({"oneOf": [closed(), {"type": "null"}]}),
-            ),
-            (
-                json!({"properties": {}, "oneOf": [member()]}),
-                json!({"properties": {}, "oneOf": [member()]}),
-            ),
-            (
-                json!({"allOf": [member(), member()]}),
-                json!({"allOf": [member(), member()]}),
-            ),
-            (
-                json!({"items": member(), "$defs": {"D": member()}}),
-                json!({"items": closed(), "$defs": {"D": closed()}}),
-            ),
-            (
-                json!({"prefixItems": [member()], "additionalProperties": member()}),
-                json!({"prefixItems": [closed()], "additionalProperties": closed()}),
-            ),
-        ] {
-            let mut schema = open.clone();
-            close(&mut schema, true);
-            assert_eq!(schema, wanted, "{open}");
-        }
     }
 }

@@ -191,6 +191,7 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
         "stop_sequences",
         "thinking",
         "output_config",
+        "output_format",
         "metadata",
         // A response is a single message.
         "n",
@@ -232,14 +233,22 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
             }
         };
         request.insert("tool_choice".to_owned(), wanted);
-        if choice.boolean(&["disable_parallel_tool_use"], false)? {
-            request.insert("parallel_tool_calls".to_owned(), false.into());
-        }
+        let is_parallel = !choice.boolean(&["disable_parallel_tool_use"], false)?;
+        request.insert("parallel_tool_calls".to_owned(), is_parallel.into());
     }
-    if let Some(config) = fields.fields("output_config")?
-        && let Some(effort) = config.text(&["effort"])?
+    let config = fields.fields("output_config")?;
+    if let Some(effort) = config
+        .as_ref()
+        .map(|config| config.text(&["effort"]))
+        .transpose()?
+        .flatten()
     {
         request.insert("reasoning_effort".to_owned(), effort.into());
+    }
+    // The older name of the format is a field of its own.
+    let format = config.as_ref().and_then(|config| config.get(&["format"]));
+    if let Some((_, format)) = format.or_else(|| fields.get(&["output_format"])) {
+        request.insert("response_format".to_owned(), format.clone());
     }
     if let Some(thinking) = fields.fields("thinking")? {
         let is_on = match thinking.text(&["type"])?.unwrap_or("enabled") {

@@ -3,7 +3,7 @@
 mod input;
 mod tools;
 
-use crate::answer::{Choice, Update};
+use crate::answer::{Choice, TokenInfo, Update};
 use crate::api::{native, tokens};
 use crate::chat;
 use crate::context::RequestContext;
@@ -11,10 +11,12 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::ids;
 use crate::job::Job;
+use crate::recent_items::RecentItems;
 use crate::stream::{Frames, ResponseEncoder};
 use input::{Messages, encrypted_content};
 use samite_chat::AnswerEvent as Parsed;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
 use tools::{ClientTools, ToolKind, input_of};
 
 /// A request in the format of chat completions.
@@ -25,7 +27,7 @@ struct Translated {
     tools: ClientTools,
 }
 
-fn translated(body: &Value) -> Result<Translated> {
+fn translated(context: &RequestContext, body: &Value) -> Result<Translated> {
     let fields = Fields::new(body)?;
     for name in ["previous_response_id", "conversation"] {
         if fields.has(name) {
@@ -55,10 +57,15 @@ fn translated(body: &Value) -> Result<Translated> {
     }
     let mut tools = ClientTools::default();
     tools.add("tools", fields.list("tools")?.unwrap_or_default(), false)?;
-    let messages = Messages::read(&fields, &mut tools)?;
+    let find = |id: &str| context.recent_items.find(context.caller.owner, id);
+    let messages = Messages::read(&fields, &mut tools, find)?;
     request.insert("messages".to_owned(), messages.list.into());
     if let Some(limit) = fields.count(&["max_output_tokens"], i32::MAX as usize)? {
         request.insert("max_tokens".to_owned(), limit.into());
+    }
+    let included = fields.list("include")?.unwrap_or_default();
+    if fields.has("top_logprobs") || included.iter().any(|name| name == LOGPROBS) {
+        request.insert("logprobs".to_owned(), true.into());
     }
     if let Some(reasoning) = fields.fields("reasoning")?
         && let Some(effort) = reasoning.text(&["effort"])?
@@ -131,8 +138,51 @@ impl Translated {
     }
 }
 
+/// Value of `include` that asks for probabilities.
+const LOGPROBS: &str = "message.output_text.logprobs";
+
+/// Returns the settings of a request that its response repeats, with OpenAI's defaults.
+fn echoed(fields: &Fields<'_>) -> Map<String, Value> {
+    let defaults = json!({
+        "background": false,
+        "instructions": null,
+        "max_output_tokens": null,
+        "metadata": {},
+        "parallel_tool_calls": true,
+        "previous_response_id": null,
+        "reasoning": {"effort": null, "summary": null},
+        "store": true,
+        "temperature": null,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": null,
+        "truncation": "disabled",
+    });
+    let Value::Object(mut echoed) = defaults else {
+        return Map::new();
+    };
+    for (name, value) in &mut echoed {
+        if let Some((_, own)) = fields.get(&[name.as_str()]) {
+            *value = own.clone();
+        }
+    }
+    if let Some(Value::Object(text)) = echoed.get_mut("text") {
+        text.entry("format")
+            .or_insert_with(|| json!({"type": "text"}));
+    }
+    echoed
+}
+
 pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, ResponsesEncoder)> {
-    let translated = translated(body)?;
+    let translated = translated(context, body)?;
+    let fields = Fields::new(body)?;
+    let store = fields.boolean(&["store"], true)?;
+    let echoed = echoed(&fields);
+    // The answer, and the event with it.
+    let size = Value::from(echoed.clone()).to_string().len();
+    context.account.charge("tools", size.saturating_mul(4))?;
     let job = chat::job(context, &translated.request).map_err(|error| translated.placed(error))?;
     let encoder = ResponsesEncoder {
         id: ids::id("resp_"),
@@ -144,6 +194,11 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, ResponsesEnco
             ..job.clone()
         },
         tools: translated.tools,
+        echoed,
+        items: store.then(|| Arc::clone(&context.recent_items)),
+        owner: context.caller.owner,
+        waiting: Vec::new(),
+        logprobs: Vec::new(),
         sequence: 0,
         open: None,
         done: Vec::new(),
@@ -152,7 +207,7 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, ResponsesEnco
 }
 
 pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
-    let translated = translated(body)?;
+    let translated = translated(context, body)?;
     let counted = tokens::count(context, &translated.request);
     let mut counted = counted.map_err(|error| translated.placed(error))?;
     counted["object"] = "response.input_tokens".into();
@@ -178,6 +233,15 @@ pub struct ResponsesEncoder {
     created: u64,
     job: Job,
     tools: ClientTools,
+    /// Settings of the request.
+    echoed: Map<String, Value>,
+    /// Where the output items are stored, if they are.
+    items: Option<Arc<RecentItems>>,
+    owner: u64,
+    /// Tokens whose probabilities have not been sent yet.
+    waiting: Vec<TokenInfo>,
+    /// Probabilities of the tokens of the message so far.
+    logprobs: Vec<Value>,
     sequence: usize,
     open: Option<Open>,
     done: Vec<Value>,
@@ -198,20 +262,27 @@ impl ResponsesEncoder {
             "incomplete" => json!({"reason": "max_output_tokens"}),
             _ => Value::Null,
         };
-        json!({
+        let mut response = json!({
             "id": self.id,
             "object": "response",
             "created_at": self.created,
             "status": status,
             "model": self.job.model,
             "output": output,
-            "parallel_tool_calls": true,
-            "tool_choice": "auto",
-            "tools": [],
             "error": null,
             "incomplete_details": incomplete,
             "usage": usage,
-        })
+        });
+        for (name, value) in &self.echoed {
+            // The large ones are sent once, with the answer.
+            let is_large = ["tools", "instructions"].contains(&name.as_str());
+            response[name] = match name.as_str() {
+                "tools" if usage.is_null() => json!([]),
+                _ if is_large && usage.is_null() => Value::Null,
+                _ => value.clone(),
+            };
+        }
+        response
     }
 
     fn send(&mut self, name: &str, mut value: Value, out: &mut Frames) {
@@ -223,7 +294,7 @@ impl ResponsesEncoder {
 
     fn item(&self, open: &Open, status: &str) -> Value {
         match open {
-            Open::Message(text) => message_item(&self.message, text, status),
+            Open::Message(text) => message_item(&self.message, text, &self.logprobs, status),
             Open::Thought(text) => json!({
                 "id": self.thought,
                 "type": "reasoning",
@@ -237,6 +308,19 @@ impl ResponsesEncoder {
                 name,
                 arguments,
             } => self.call_item(id, name, arguments, status),
+        }
+    }
+
+    /// Returns the probabilities of tokens.
+    fn logprobs_of(&self, choice: &Choice, tokens: &[TokenInfo]) -> Vec<Value> {
+        let tokens = tokens.iter().filter(|token| !choice.is_end_token(token.id));
+        let entries = tokens.map(|token| choice.probabilities(token, self.job.post_sampling));
+        entries.flatten().collect()
+    }
+
+    fn store(&self, items: &[Value]) {
+        if let Some(recent) = &self.items {
+            recent.store(self.owner, items);
         }
     }
 
@@ -304,10 +388,12 @@ impl ResponsesEncoder {
         match &open {
             Open::Message(text) => {
                 let id = self.message.clone();
+                let logprobs = std::mem::take(&mut self.logprobs);
                 let done = json!({"item_id": id, "output_index": index, "content_index": 0,
-                    "text": text, "logprobs": []});
+                    "text": text, "logprobs": logprobs});
                 self.send("response.output_text.done", done, out);
-                let part = json!({"type": "output_text", "text": text, "annotations": []});
+                let part = json!({"type": "output_text", "text": text, "annotations": [],
+                    "logprobs": logprobs});
                 let done =
                     json!({"item_id": id, "output_index": index, "content_index": 0, "part": part});
                 self.send("response.content_part.done", done, out);
@@ -366,13 +452,14 @@ fn item_id(call: &str) -> String {
     format!("fc_{call}")
 }
 
-fn message_item(id: &str, text: &str, status: &str) -> Value {
+fn message_item(id: &str, text: &str, logprobs: &[Value], status: &str) -> Value {
     json!({
         "id": id,
         "type": "message",
         "status": status,
         "role": "assistant",
-        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
+        "content": [{"type": "output_text", "text": text, "annotations": [],
+            "logprobs": logprobs}],
     })
 }
 
@@ -398,6 +485,9 @@ impl ResponseEncoder for ResponsesEncoder {
                     json!({"response": response, "prompt_progress": native::progress(progress)});
                 self.send("response.in_progress", told, out);
             }
+            Update::Token { token, .. } if token.probabilities.is_some() => {
+                self.waiting.push(token.clone());
+            }
             Update::Parsed(Parsed::Content(more)) => {
                 if !matches!(self.open, Some(Open::Message(_))) {
                     self.begin(Open::Message(String::new()), out);
@@ -405,11 +495,15 @@ impl ResponseEncoder for ResponsesEncoder {
                 if let Some(Open::Message(text)) = &mut self.open {
                     text.push_str(more);
                 }
+                let waiting = std::mem::take(&mut self.waiting);
+                let logprobs = self.logprobs_of(choice, &waiting);
                 let value = json!({"item_id": self.message, "content_index": 0, "delta": more,
-                    "logprobs": []});
+                    "logprobs": logprobs});
+                self.logprobs.extend(logprobs);
                 self.delta("response.output_text.delta", value, choice, out);
             }
             Update::Parsed(Parsed::Reasoning(more)) => {
+                self.waiting.clear();
                 if !matches!(self.open, Some(Open::Thought(_))) {
                     self.begin(Open::Thought(String::new()), out);
                 }
@@ -428,6 +522,7 @@ impl ResponseEncoder for ResponsesEncoder {
                 self.begin(call, out);
             }
             Update::Parsed(Parsed::ToolArguments { text, .. }) => {
+                self.waiting.clear();
                 let Some(Open::Call {
                     id,
                     name,
@@ -450,6 +545,7 @@ impl ResponseEncoder for ResponsesEncoder {
                 }
                 let status = status(choice);
                 self.close(status, out);
+                self.store(&self.done);
                 let response = self.response(status, &self.done, Some(choice));
                 let told = json!({"response": response, "timings": choice.timings(),
                     "cache_miss": choice.cache_miss()});
@@ -488,6 +584,9 @@ impl ResponseEncoder for ResponsesEncoder {
             name: call.name.clone(),
             arguments: call.arguments.clone(),
         }));
+        if answer.reasoning.is_empty() && answer.calls.is_empty() {
+            self.logprobs = self.logprobs_of(choice, &choice.tokens);
+        }
         let last = items.len() - 1;
         let items = items.iter().enumerate().map(|(number, item)| {
             // Only the last item can be cut off by a limit.
@@ -499,6 +598,7 @@ impl ResponseEncoder for ResponsesEncoder {
             self.item(item, status)
         });
         let output: Vec<Value> = items.collect();
+        self.store(&output);
         let mut whole = self.response(status(choice), &output, Some(choice));
         whole["timings"] = choice.timings();
         whole["cache_miss"] = choice.cache_miss();

@@ -14,3 +14,4 @@ mod models;
 mod parrot;
 mod templates;
 mod tls;
+mod tools;

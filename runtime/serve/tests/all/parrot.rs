@@ -39,7 +39,7 @@ fn answer_text() -> String {
 }
 
 /// Starts a server whose model generates `text`; also returns the text's number of tokens.
-fn saying(text: &str) -> (Server, usize) {
+pub fn saying(text: &str) -> (Server, usize) {
     let (model, count) = parrot(text);
     let options = EngineOptions::default();
     let engine = engine(&model, options, Environment::system());

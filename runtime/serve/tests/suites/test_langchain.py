@@ -33,6 +33,7 @@ EXCLUDED = {
     "test_serdes": "compares the client's class with a stored snapshot",
     "test_init_time": "measures the client",
     "TestOllamaAlone.test_standard_params_model_override": "the client names the model that it was made with",
+    "TestLlama.test_tool_choice": "the client demands any tool instead of the named one",
     "TestOllama.test_tool_calling": UNFORCED,
     "TestOllama.test_tool_calling_async": UNFORCED,
     "TestOllama.test_tool_calling_with_no_arguments": UNFORCED,
@@ -178,7 +179,8 @@ class Mood(BaseModel):
 
     model_config = {"extra": "forbid"}
     mood: Literal["good", "bad"]
-    n: Annotated[int, Field(ge=1, le=9)]
+    # Anthropic's client leaves bounds out.
+    n: Literal[1, 2, 3]
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])

@@ -50,8 +50,13 @@ fn reasoning(item: &Fields<'_>, place: &str) -> Result<String> {
 }
 
 impl Messages {
-    /// Translates an input. Adds the tools that its items declare.
-    pub fn read(fields: &Fields<'_>, tools: &mut ClientTools) -> Result<Self> {
+    /// Translates an input. Adds the tools that its items declare. `find` returns the item with an
+    /// identifier.
+    pub fn read(
+        fields: &Fields<'_>,
+        tools: &mut ClientTools,
+        find: impl Fn(&str) -> Option<Value>,
+    ) -> Result<Self> {
         let Some((name, input)) = fields.get(&["input"]) else {
             return Err(ApiError::field("input", "is missing"));
         };
@@ -70,7 +75,8 @@ impl Messages {
                 }
                 for (i, item) in items.iter().enumerate() {
                     let place = format!("input[{i}]");
-                    let item = Fields::from_value(&place, item)?;
+                    let found = referred(&place, item, &find)?;
+                    let item = Fields::from_value(&place, found.as_ref().unwrap_or(item))?;
                     messages.add(&place, &item, tools)?;
                 }
             }
@@ -186,6 +192,26 @@ impl Messages {
     }
 }
 
+/// Returns the item that a reference names. Fails if it is not stored (any more).
+fn referred(
+    place: &str,
+    item: &Value,
+    find: impl Fn(&str) -> Option<Value>,
+) -> Result<Option<Value>> {
+    let item = Fields::from_value(place, item)?;
+    if item.text(&["type"])? != Some("item_reference") {
+        return Ok(None);
+    }
+    let id = item.text(&["id"])?.unwrap_or_default();
+    let missing = || {
+        let message = format!(
+            "the item \"{id}\" is not stored: send the item itself, as clients do with \"store\": false"
+        );
+        ApiError::field(format!("{place}.id"), message)
+    };
+    find(id).map(Some).ok_or_else(missing)
+}
+
 /// Adds the tools that an item declares.
 fn declared(place: &str, item: &Value, tools: &mut ClientTools) -> Result<()> {
     let item = Fields::from_value(place, item)?;
@@ -204,7 +230,7 @@ mod tests {
 
     fn messages(body: &Value) -> (Vec<Value>, Vec<String>) {
         let mut tools = ClientTools::default();
-        let read = Messages::read(&Fields::new(body).unwrap(), &mut tools).unwrap();
+        let read = Messages::read(&Fields::new(body).unwrap(), &mut tools, |_| None).unwrap();
         (read.list, read.places)
     }
 
@@ -277,7 +303,7 @@ mod tests {
             {"type": "function_call", "call_id": "2", "name": "send", "namespace": "mail"},
             {"type": "additional_tools", "tools": [{"type": "custom", "name": "exec"}]},
         ]});
-        let read = Messages::read(&Fields::new(&body).unwrap(), &mut tools).unwrap();
+        let read = Messages::read(&Fields::new(&body).unwrap(), &mut tools, |_| None).unwrap();
         let call = &read.list[1]["tool_calls"][0]["function"];
         assert_eq!(
             call,

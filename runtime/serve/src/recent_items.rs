@@ -1,0 +1,84 @@
+//! Output items of recent responses, for clients that send their identifiers instead of the items.
+
+use crate::app::lock;
+use serde_json::Value;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
+
+/// Items of each owner, in bounded memory. An owner sees its own items only.
+#[derive(Debug, Default)]
+pub struct RecentItems(Mutex<BTreeMap<u64, OwnedItems>>);
+
+/// Items of one owner, the oldest first: identifiers and JSON.
+#[derive(Debug, Default)]
+struct OwnedItems {
+    items: VecDeque<(String, String)>,
+    bytes: usize,
+}
+
+/// Bytes of an item besides its JSON.
+const CONSTANT: usize = 128;
+
+impl RecentItems {
+    /// Maximum number of bytes of all items.
+    const MOST: usize = 16 << 20;
+
+    /// Stores items. The oldest ones of the owner with the most bytes make room.
+    pub fn store(&self, owner: u64, items: &[Value]) {
+        let mut owners = lock(&self.0);
+        for item in items {
+            let Some(id) = item["id"].as_str() else {
+                continue;
+            };
+            let (id, text) = (id.to_owned(), item.to_string());
+            let own = owners.entry(owner).or_default();
+            own.bytes += CONSTANT + text.len();
+            own.items.push_back((id, text));
+        }
+        while owners.values().map(|one| one.bytes).sum::<usize>() > Self::MOST {
+            let Some(largest) = owners.values_mut().max_by_key(|one| one.bytes) else {
+                break;
+            };
+            if let Some((_, text)) = largest.items.pop_front() {
+                largest.bytes -= CONSTANT + text.len();
+            }
+        }
+        owners.retain(|_, one| !one.items.is_empty());
+    }
+
+    /// Returns an item of an owner.
+    pub fn find(&self, owner: u64, id: &str) -> Option<Value> {
+        let owners = lock(&self.0);
+        let mut items = owners.get(&owner)?.items.iter().rev();
+        let (_, text) = items.find(|(known, _)| known == id)?;
+        serde_json::from_str(text).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn items_are_kept_per_owner_in_bounded_memory() {
+        let items = RecentItems::default();
+        let item = |number: usize| json!({"id": format!("msg_{number}"), "text": "x".repeat(1000)});
+        items.store(1, &[item(0), json!({"text": "without an identifier"})]);
+        assert_eq!(items.find(1, "msg_0"), Some(item(0)));
+        assert_eq!(items.find(2, "msg_0"), None);
+        let most = RecentItems::MOST / 1000;
+        for number in 0..most {
+            items.store(2, &[item(number)]);
+        }
+        // The owner with the most items loses its oldest ones, and nobody else does.
+        assert_eq!(items.find(1, "msg_0"), Some(item(0)));
+        assert_eq!(items.find(2, "msg_0"), None);
+        assert!(items.find(2, &format!("msg_{}", most - 1)).is_some());
+        let bytes: usize = lock(&items.0).values().map(|one| one.bytes).sum();
+        assert!(
+            (RecentItems::MOST - 2000..=RecentItems::MOST).contains(&bytes),
+            "{bytes}"
+        );
+    }
+}
