@@ -169,9 +169,8 @@ mod tests {
         check(json!({"type": "array", "items": leaf, "prefixItems": [leaf]}));
         check(json!({"additionalProperties": leaf, "properties": {"b": {"const": 1}}}));
         check(json!({"anyOf": [leaf, {"type": "null"}, {"oneOf": [leaf]}, {"allOf": [leaf]}]}));
-        check(
-            json!({"$ref": "#/$defs/A", "$defs": {"A": leaf, "B": {"anyOf": [{"$ref": "#/$defs/A"}]}}}),
-        );
+        check(json!({"$ref": "#/$defs/A",
+                "$defs": {"A": leaf, "B": {"anyOf": [{"$ref": "#/$defs/A"}]}}}));
     }
 
     #[test]

@@ -31,7 +31,7 @@
 //! |---|---|
 //! | `grammar.rs` | [`Grammar`]: the grammars that can be enforced |
 //! | `schema.rs` | the enforced subset of JSON Schema; rejects other keywords by name |
-//! | `closed.rs` | [`close_objects`]: objects without other members than those that a schema names |
+//! | `closed.rs` | [`close_objects`]: objects with no members but those of the schema |
 //! | `gbnf.rs` | [`Gbnf`]: parsed (`parse.rs`) and checked (`check.rs`) |
 //! | `gbnf/lexemes.rs`, `gbnf/lark.rs` | splits a grammar into lexemes; prints it for the engine |
 //! | `parts.rs` | [`GrammarPart`]: grammars that a program composes of texts and schemas |

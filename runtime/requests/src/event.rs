@@ -4,8 +4,8 @@ use samite_llm::{CacheKind, Finish};
 use samite_text::LogProbabilities;
 use std::time::Duration;
 
-/// Event of a request, in this order: at most one [`Started`], then progress, the prompt and tokens,
-/// then one end.
+/// Event of a request, in this order: at most one [`Started`], then progress, the prompt and
+/// tokens, then one end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The request got a slot.
