@@ -271,9 +271,12 @@ impl TextItems {
         other: impl Fn(&str, &Fields<'_>) -> Option<String>,
     ) -> Result<String> {
         const NOTE: &str = "[an image that this model cannot see]";
-        self.read_or(place, value, |kind, item| match kind == self.image {
-            true => Some(NOTE.to_owned()),
-            false => other(kind, item),
+        self.read_or(place, value, |kind, item| {
+            if kind == self.image {
+                Some(NOTE.to_owned())
+            } else {
+                other(kind, item)
+            }
         })
     }
 

@@ -21,7 +21,7 @@ const CONSTANT: usize = 128;
 
 impl RecentItems {
     /// Maximum number of bytes of all items.
-    const MOST: usize = 16 << 20;
+    const MAX_BYTES: usize = 16 << 20;
 
     /// Stores items. The oldest ones of the owner with the most bytes make room.
     pub fn store(&self, owner: u64, items: &[Value]) {
@@ -35,7 +35,7 @@ impl RecentItems {
             own.bytes += CONSTANT + text.len();
             own.items.push_back((id, text));
         }
-        while owners.values().map(|one| one.bytes).sum::<usize>() > Self::MOST {
+        while owners.values().map(|one| one.bytes).sum::<usize>() > Self::MAX_BYTES {
             let Some(largest) = owners.values_mut().max_by_key(|one| one.bytes) else {
                 break;
             };
@@ -67,7 +67,7 @@ mod tests {
         items.store(1, &[item(0), json!({"text": "without an identifier"})]);
         assert_eq!(items.find(1, "msg_0"), Some(item(0)));
         assert_eq!(items.find(2, "msg_0"), None);
-        let most = RecentItems::MOST / 1000;
+        let most = RecentItems::MAX_BYTES / 1000;
         for number in 0..most {
             items.store(2, &[item(number)]);
         }
@@ -77,7 +77,7 @@ mod tests {
         assert!(items.find(2, &format!("msg_{}", most - 1)).is_some());
         let bytes: usize = lock(&items.0).values().map(|one| one.bytes).sum();
         assert!(
-            (RecentItems::MOST - 2000..=RecentItems::MOST).contains(&bytes),
+            (RecentItems::MAX_BYTES - 2000..=RecentItems::MAX_BYTES).contains(&bytes),
             "{bytes}"
         );
     }

@@ -24,7 +24,7 @@ impl Engine {
     const STATE_EVERY: usize = 4096;
 
     /// Maximum number of tokens in a slice whose tokens all need logits, which bounds their memory.
-    const MOST_SCORED: usize = 64;
+    const MAX_SCORED: usize = 64;
 
     pub(super) fn find(&self, id: u64) -> Option<usize> {
         self.active
@@ -143,7 +143,7 @@ impl Engine {
     fn with_logits(&self, at: usize, count: usize) -> usize {
         let active = &self.active[at];
         if active.running.wants_score(active.decoded) {
-            count.min(Self::MOST_SCORED)
+            count.min(Self::MAX_SCORED)
         } else {
             count
         }
