@@ -268,7 +268,7 @@ impl TextItems {
         &self,
         place: &str,
         value: &Value,
-        other: impl Fn(&str, &Fields<'_>) -> Option<String>,
+        mut other: impl FnMut(&str, &Fields<'_>) -> Option<String>,
     ) -> Result<String> {
         const NOTE: &str = "[an image that this model cannot see]";
         self.read_or(place, value, |kind, item| {
@@ -284,7 +284,7 @@ impl TextItems {
         &self,
         place: &str,
         value: &Value,
-        other: impl Fn(&str, &Fields<'_>) -> Option<String>,
+        mut other: impl FnMut(&str, &Fields<'_>) -> Option<String>,
     ) -> Result<String> {
         let words = self.words;
         let items = match value {

@@ -9,15 +9,40 @@ use std::sync::Mutex;
 #[derive(Debug, Default)]
 pub struct RecentItems(Mutex<BTreeMap<u64, OwnedItems>>);
 
-/// Items of one owner, the oldest first: identifiers and JSON.
+/// Items of one owner.
 #[derive(Debug, Default)]
 struct OwnedItems {
-    items: VecDeque<(String, String)>,
+    /// Identifiers, the oldest first.
+    ids: VecDeque<String>,
+    /// JSON by identifier.
+    texts: BTreeMap<String, String>,
     bytes: usize,
 }
 
-/// Bytes of an item besides its JSON.
-const CONSTANT: usize = 128;
+impl OwnedItems {
+    /// Bytes of an item besides its JSON.
+    const CONSTANT: usize = 256;
+
+    fn add(&mut self, id: &str, text: String) {
+        self.remove(id);
+        self.bytes += Self::CONSTANT + text.len();
+        self.ids.push_back(id.to_owned());
+        self.texts.insert(id.to_owned(), text);
+    }
+
+    fn remove(&mut self, id: &str) {
+        if let Some(text) = self.texts.remove(id) {
+            self.bytes -= Self::CONSTANT + text.len();
+            self.ids.retain(|known| known != id);
+        }
+    }
+
+    fn remove_oldest(&mut self) {
+        if let Some(text) = self.ids.pop_front().and_then(|id| self.texts.remove(&id)) {
+            self.bytes -= Self::CONSTANT + text.len();
+        }
+    }
+}
 
 impl RecentItems {
     /// Maximum number of bytes of all items.
@@ -27,31 +52,23 @@ impl RecentItems {
     pub fn store(&self, owner: u64, items: &[Value]) {
         let mut owners = lock(&self.0);
         for item in items {
-            let Some(id) = item["id"].as_str() else {
-                continue;
-            };
-            let (id, text) = (id.to_owned(), item.to_string());
-            let own = owners.entry(owner).or_default();
-            own.bytes += CONSTANT + text.len();
-            own.items.push_back((id, text));
+            if let Some(id) = item["id"].as_str() {
+                owners.entry(owner).or_default().add(id, item.to_string());
+            }
         }
         while owners.values().map(|one| one.bytes).sum::<usize>() > Self::MAX_BYTES {
             let Some(largest) = owners.values_mut().max_by_key(|one| one.bytes) else {
                 break;
             };
-            if let Some((_, text)) = largest.items.pop_front() {
-                largest.bytes -= CONSTANT + text.len();
-            }
+            largest.remove_oldest();
         }
-        owners.retain(|_, one| !one.items.is_empty());
+        owners.retain(|_, one| !one.ids.is_empty());
     }
 
     /// Returns an item of an owner.
     pub fn find(&self, owner: u64, id: &str) -> Option<Value> {
         let owners = lock(&self.0);
-        let mut items = owners.get(&owner)?.items.iter().rev();
-        let (_, text) = items.find(|(known, _)| known == id)?;
-        serde_json::from_str(text).ok()
+        serde_json::from_str(owners.get(&owner)?.texts.get(id)?).ok()
     }
 }
 
@@ -64,7 +81,9 @@ mod tests {
     fn items_are_kept_per_owner_in_bounded_memory() {
         let items = RecentItems::default();
         let item = |number: usize| json!({"id": format!("msg_{number}"), "text": "x".repeat(1000)});
-        items.store(1, &[item(0), json!({"text": "without an identifier"})]);
+        // An identifier that comes again replaces its item.
+        items.store(1, &[json!({"id": "msg_0"}), item(0)]);
+        items.store(1, &[json!({"text": "without an identifier"})]);
         assert_eq!(items.find(1, "msg_0"), Some(item(0)));
         assert_eq!(items.find(2, "msg_0"), None);
         let most = RecentItems::MAX_BYTES / 1000;

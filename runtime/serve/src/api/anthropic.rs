@@ -11,6 +11,7 @@ use crate::stream::{Frames, ResponseEncoder};
 use samite_chat::AnswerEvent as Parsed;
 use samite_requests::Finish;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
 const BLOCKS: TextItems = TextItems {
     words: "blocks",
@@ -24,7 +25,12 @@ const BLOCKS: TextItems = TextItems {
 const SIGNATURE: &str = "unsigned";
 
 /// Translates one of Anthropic's messages to OpenAI's format.
-fn messages(place: &str, message: &Value, tools: &[Value], out: &mut Vec<Value>) -> Result<()> {
+fn messages(
+    place: &str,
+    message: &Value,
+    tools: &mut Declarations,
+    out: &mut Vec<Value>,
+) -> Result<()> {
     let fields = Fields::from_value(place, message)?;
     let role = fields.text(&["role"])?;
     let role = role.ok_or_else(|| ApiError::field(format!("{place}.role"), "is missing"))?;
@@ -79,7 +85,7 @@ fn messages(place: &str, message: &Value, tools: &[Value], out: &mut Vec<Value>)
                     .map_or(&Value::Null, |(_, value)| value);
                 let place = format!("{place}.content");
                 let found = |kind: &str, item: &Fields<'_>| {
-                    (kind == "tool_reference").then(|| found_tool(item, tools))
+                    (kind == "tool_reference").then(|| tools.take(item))
                 };
                 results.push(json!({
                     "role": "tool",
@@ -120,14 +126,25 @@ fn messages(place: &str, message: &Value, tools: &[Value], out: &mut Vec<Value>)
     Ok(())
 }
 
-/// Returns the declaration of a tool that a search found. It stands in the conversation instead of
-/// the list of tools, so that the prefix before it stays the same.
-fn found_tool(reference: &Fields<'_>, tools: &[Value]) -> String {
-    let name = reference
-        .get(&["tool_name"])
-        .map_or(&Value::Null, |(_, name)| name);
-    let tool = tools.iter().find(|tool| tool["function"]["name"] == *name);
-    tool.map_or(name, |tool| &tool["function"]).to_string()
+/// Declarations of tools by name. They stand in the conversation where a search found them instead
+/// of in the list of tools, so that the prefix before them stays the same.
+struct Declarations(BTreeMap<String, Value>);
+
+impl Declarations {
+    fn new(functions: &[Value]) -> Self {
+        let functions = functions.iter().map(|tool| &tool["function"]);
+        let named = functions.filter_map(|f| Some((f["name"].as_str()?.to_owned(), f.clone())));
+        Declarations(named.collect())
+    }
+
+    /// Returns the declaration that a result refers to. Later references get the name only.
+    fn take(&mut self, reference: &Fields<'_>) -> String {
+        let name = reference
+            .get(&["tool_name"])
+            .map_or(&Value::Null, |(_, name)| name);
+        let declared = name.as_str().and_then(|name| self.0.remove(name));
+        declared.as_ref().unwrap_or(name).to_string()
+    }
 }
 
 /// Removes the first line of a system prompt if it is a stamp that some clients change with every
@@ -173,6 +190,7 @@ fn functions(fields: &Fields<'_>) -> Result<Vec<Value>> {
 fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
     let fields = Fields::new(body)?;
     let tools = functions(&fields)?;
+    let mut declarations = Declarations::new(&tools);
     let mut out = Vec::new();
     if let Some((name, system)) = fields.get(&["system"]) {
         out.push(json!({"role": "system", "content": without_stamp(BLOCKS.read(name, system)?)}));
@@ -180,7 +198,12 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
     let list = fields.list("messages")?;
     let list = list.ok_or_else(|| ApiError::field("messages", "is missing"))?;
     for (i, message) in list.iter().enumerate() {
-        messages(&format!("messages[{i}]"), message, &tools, &mut out)?;
+        messages(
+            &format!("messages[{i}]"),
+            message,
+            &mut declarations,
+            &mut out,
+        )?;
     }
     let mut request = fields.object().clone();
     for name in [

@@ -57,7 +57,13 @@ fn translated(context: &RequestContext, body: &Value) -> Result<Translated> {
     }
     let mut tools = ClientTools::default();
     tools.add("tools", fields.list("tools")?.unwrap_or_default(), false)?;
-    let find = |id: &str| context.recent_items.find(context.caller.owner, id);
+    let find = |id: &str| {
+        let found = context.recent_items.find(context.caller.owner, id);
+        // A short identifier stands for a long item.
+        let size = found.as_ref().map_or(0, |item| item.to_string().len());
+        context.account.charge("input", size.saturating_mul(4))?;
+        Ok(found)
+    };
     let messages = Messages::read(&fields, &mut tools, find)?;
     request.insert("messages".to_owned(), messages.list.into());
     if let Some(limit) = fields.count(&["max_output_tokens"], i32::MAX as usize)? {

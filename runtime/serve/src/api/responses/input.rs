@@ -55,7 +55,7 @@ impl Messages {
     pub fn read(
         fields: &Fields<'_>,
         tools: &mut ClientTools,
-        find: impl Fn(&str) -> Option<Value>,
+        find: impl Fn(&str) -> Result<Option<Value>>,
     ) -> Result<Self> {
         let Some((name, input)) = fields.get(&["input"]) else {
             return Err(ApiError::field("input", "is missing"));
@@ -196,7 +196,7 @@ impl Messages {
 fn referred(
     place: &str,
     item: &Value,
-    find: impl Fn(&str) -> Option<Value>,
+    find: impl Fn(&str) -> Result<Option<Value>>,
 ) -> Result<Option<Value>> {
     let item = Fields::from_value(place, item)?;
     if item.text(&["type"])? != Some("item_reference") {
@@ -209,7 +209,7 @@ fn referred(
         );
         ApiError::field(format!("{place}.id"), message)
     };
-    find(id).map(Some).ok_or_else(missing)
+    find(id)?.map(Some).ok_or_else(missing)
 }
 
 /// Adds the tools that an item declares.
@@ -230,7 +230,7 @@ mod tests {
 
     fn messages(body: &Value) -> (Vec<Value>, Vec<String>) {
         let mut tools = ClientTools::default();
-        let read = Messages::read(&Fields::new(body).unwrap(), &mut tools, |_| None).unwrap();
+        let read = Messages::read(&Fields::new(body).unwrap(), &mut tools, |_| Ok(None)).unwrap();
         (read.list, read.places)
     }
 
@@ -303,7 +303,7 @@ mod tests {
             {"type": "function_call", "call_id": "2", "name": "send", "namespace": "mail"},
             {"type": "additional_tools", "tools": [{"type": "custom", "name": "exec"}]},
         ]});
-        let read = Messages::read(&Fields::new(&body).unwrap(), &mut tools, |_| None).unwrap();
+        let read = Messages::read(&Fields::new(&body).unwrap(), &mut tools, |_| Ok(None)).unwrap();
         let call = &read.list[1]["tool_calls"][0]["function"];
         assert_eq!(
             call,

@@ -4,6 +4,7 @@ use crate::chat;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Kind of a client's tool, which decides how its calls are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,9 @@ pub struct ClientTool {
 #[derive(Clone, Debug, Default)]
 pub struct ClientTools {
     tools: Vec<ClientTool>,
+    /// Numbers of the tools by namespace and name, and by function.
+    by_name: BTreeMap<(Option<String>, String), usize>,
+    by_function: BTreeMap<String, usize>,
     /// The functions in the format of chat completions.
     functions: Vec<Value>,
 }
@@ -107,17 +111,20 @@ impl ClientTools {
             // Services of OpenAI's, which clients list anyway.
             _ => return Ok(()),
         };
-        let is_same =
-            |known: &ClientTool| known.name == name && known.namespace.as_deref() == namespace;
+        let key = (namespace.map(str::to_owned), name.to_owned());
         // Each search may find the same tool.
-        if is_deferred && self.tools.iter().any(is_same) {
+        if is_deferred && self.by_name.contains_key(&key) {
             return Ok(());
         }
-        let is_taken = |function: &str| self.tools.iter().any(|known| known.function == function);
         let function = match namespace {
-            Some(namespace) if is_taken(name) => format!("{namespace}__{name}"),
+            Some(namespace) if self.by_function.contains_key(name) => {
+                format!("{namespace}__{name}")
+            }
             _ => name.to_owned(),
         };
+        let number = self.tools.len();
+        self.by_name.entry(key).or_insert(number);
+        self.by_function.entry(function.clone()).or_insert(number);
         let mut object = Map::new();
         object.insert("name".to_owned(), function.clone().into());
         chat::member(&mut object, "description", value("description"));
@@ -146,16 +153,19 @@ impl ClientTools {
     }
 
     /// Returns the name of the function that the model sees for a call that the client sends back.
-    pub fn function_of<'a>(&'a self, name: &'a str, namespace: Option<&str>) -> &'a str {
-        let is_it =
-            |tool: &&ClientTool| tool.name == name && tool.namespace.as_deref() == namespace;
-        let tool = self.tools.iter().find(is_it);
-        tool.map_or(name, |tool| &tool.function)
+    pub fn function_of(&self, name: &str, namespace: Option<&str>) -> String {
+        let key = (namespace.map(str::to_owned), name.to_owned());
+        let number = self.by_name.get(&key);
+        number
+            .map_or(name, |&number| &self.tools[number].function)
+            .to_owned()
     }
 
     /// Returns the tool whose function the model called.
     pub fn called(&self, function: &str) -> Option<&ClientTool> {
-        self.tools.iter().find(|tool| tool.function == function)
+        self.by_function
+            .get(function)
+            .map(|&number| &self.tools[number])
     }
 
     /// Translates `tool_choice`. Drops the tools that it does not allow.
@@ -170,7 +180,7 @@ impl ClientTools {
                 Some(name @ "tool_search") => Some(name),
                 _ => fields.text(&["name"])?,
             };
-            Ok(name.map(|name| self.function_of(name, namespace).to_owned()))
+            Ok(name.map(|name| self.function_of(name, namespace)))
         };
         if fields.text(&["type"])? != Some("allowed_tools") {
             return Ok(match function(&fields)? {
@@ -178,18 +188,24 @@ impl ClientTools {
                 None => choice.clone(),
             });
         }
-        let mut allowed = Vec::new();
+        let mut allowed = BTreeSet::new();
         for (i, tool) in fields.list("tools")?.unwrap_or_default().iter().enumerate() {
             let tool = Fields::from_value(&format!("tool_choice.tools[{i}]"), tool)?;
             allowed.extend(function(&tool)?);
         }
-        let is_allowed = |tool: &ClientTool| allowed.contains(&tool.function);
-        let kept: Vec<bool> = self.tools.iter().map(is_allowed).collect();
-        let mut of_functions = kept.iter();
-        self.functions
-            .retain(|_| of_functions.next() == Some(&true));
-        let mut of_tools = kept.iter();
-        self.tools.retain(|_| of_tools.next() == Some(&true));
+        let tools = std::mem::take(&mut self.tools);
+        let all = tools.into_iter().zip(std::mem::take(&mut self.functions));
+        (self.by_name, self.by_function) = Default::default();
+        for (tool, function) in all.filter(|(tool, _)| allowed.contains(&tool.function)) {
+            let number = self.tools.len();
+            let key = (tool.namespace.clone(), tool.name.clone());
+            self.by_name.entry(key).or_insert(number);
+            self.by_function
+                .entry(tool.function.clone())
+                .or_insert(number);
+            self.tools.push(tool);
+            self.functions.push(function);
+        }
         Ok(fields.text(&["mode"])?.unwrap_or("auto").into())
     }
 }
