@@ -13,6 +13,8 @@ pub struct Capabilities {
     pub text_content: bool,
     /// True if it shows content that is a list of parts.
     pub typed_content: bool,
+    /// True if it shows content only with the languages to translate from and to.
+    pub needs_languages: bool,
     /// True if it shows the available tools.
     pub tools: bool,
     /// True if it shows tool calls of a message.
@@ -40,6 +42,12 @@ const WORDS: [&str; 8] = [
     "probe-result",
     "probe-thought",
 ];
+
+/// Members of a part that name the languages to translate from and to.
+pub(crate) const LANGUAGES: [&str; 2] = ["source_lang_code", "target_lang_code"];
+
+/// Language unless template arguments name others, as in llama.cpp.
+pub(crate) const DEFAULT_LANGUAGE: &str = "en-GB";
 
 impl Capabilities {
     /// Probes a template.
@@ -71,6 +79,12 @@ impl Capabilities {
         let typed = shown(json!([parts(user)]), false);
         let typed_content =
             typed.contains(user) && !typed.contains("'text'") && !typed.contains("\"text\"");
+        let mut with_languages = parts(user);
+        for name in LANGUAGES {
+            with_languages["content"][0][name] = json!(DEFAULT_LANGUAGE);
+        }
+        let needs_languages =
+            !text_content && !typed_content && shown(json!([with_languages]), false).contains(user);
         let ask = || {
             if text_content {
                 plain(user)
@@ -149,6 +163,7 @@ impl Capabilities {
             .contains(system),
             text_content,
             typed_content,
+            needs_languages,
             tools: shown(json!([ask()]), true).contains(tool),
             tool_calls: object_arguments || text_arguments,
             parallel_calls: both.contains(second) && both.contains(first),

@@ -2,7 +2,7 @@
 //! output.
 
 use crate::answer::{Calls, Format, HERMES};
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, DEFAULT_LANGUAGE, LANGUAGES};
 use crate::error::TemplateError;
 use crate::guard::{Guard, PromptPiece, pieces, unmarked};
 use crate::message::{Content, ContentPart, Message, MessageRole, Tool, ToolCall};
@@ -271,6 +271,11 @@ impl ChatTemplate {
                 },
             )?);
         }
+        if variant.capabilities.needs_languages {
+            for message in &mut shown {
+                add_languages(message, &options.kwargs);
+            }
+        }
         let mut context = Map::new();
         context.insert("messages".to_owned(), Value::Array(shown));
         if !options.tools.is_empty() && variant.capabilities.tools {
@@ -473,6 +478,19 @@ fn call_as_text(call: &ToolCall) -> String {
         &call.function.arguments
     };
     format!("<tool_call>{{\"name\": {name}, \"arguments\": {arguments}}}</tool_call>")
+}
+
+/// Adds the languages in `kwargs` to the content of a user message, for templates that translate.
+fn add_languages(message: &mut Value, kwargs: &Map<String, Value>) {
+    if message["role"] != "user" {
+        return;
+    }
+    let mut part = json!({"type": "text", "text": message["content"]});
+    for name in LANGUAGES {
+        let language = kwargs.get(name).cloned();
+        part[name] = language.unwrap_or_else(|| DEFAULT_LANGUAGE.into());
+    }
+    message["content"] = json!([part]);
 }
 
 /// Converts a message to the value that templates see.

@@ -272,7 +272,14 @@ fn text_allowed_by_the_grammar_parses_as_valid_calls() {
     }
     assert_eq!(
         without,
-        ["harmony", "muse", "gemma4", "lfm2", "functionary-3.2"]
+        [
+            "llm-jp-harmony",
+            "harmony",
+            "muse",
+            "gemma4",
+            "lfm2",
+            "functionary-3.2"
+        ]
     );
 }
 

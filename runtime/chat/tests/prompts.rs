@@ -591,3 +591,36 @@ fn hostile_text_yields_no_special_tokens_in_model_templates() {
         }
     }
 }
+
+/// A template that fails without the languages, as TranslateGemma's does.
+#[test]
+fn translating_templates_get_languages() {
+    let source = "{% for m in messages %}{% if m.role == 'user' %}{% set part = m.content[0] %}\
+        {{ {'en-GB': 'English', 'de-DE': 'German'}[part.source_lang_code] + ' to ' \
+        + {'en-GB': 'English', 'de-DE': 'German'}[part.target_lang_code] + ': ' + part.text }}\
+        {% else %}{{ m.content }}{% endif %};{% endfor %}";
+    let messages = [
+        Message::user("Hallo"),
+        Message::assistant("Hello"),
+        Message::user("Tag"),
+    ];
+    let with = |kwargs: serde_json::Value| {
+        let kwargs = kwargs.as_object().cloned().unwrap();
+        prompt(
+            source,
+            &messages,
+            &PromptOptions {
+                kwargs,
+                ..options()
+            },
+        )
+    };
+    assert_eq!(
+        with(json!({"source_lang_code": "de-DE"})),
+        "German to English: Hallo;Hello;German to English: Tag;"
+    );
+    assert_eq!(
+        with(json!({})),
+        "English to English: Hallo;Hello;English to English: Tag;"
+    );
+}

@@ -18,6 +18,8 @@ pub(super) struct ChannelMachine {
     has_tools: bool,
     buffer: String,
     state: State,
+    /// True if the text of a message begins here, perhaps after a space.
+    skips_space: bool,
     /// Parser of the content, which may contain calls.
     inner: Option<Machine>,
 }
@@ -53,6 +55,7 @@ impl ChannelMachine {
             has_tools,
             buffer: String::new(),
             state: State::Outside { may_go_on: true },
+            skips_space: channels.is_spaced && prompt.ends_with(channels.message),
             inner: None,
         };
         // The prompt may end within a header or a message.
@@ -194,6 +197,7 @@ impl ChannelMachine {
                     HeaderMeaning::Content => Body::Content,
                 };
                 self.state = State::Body(body);
+                self.skips_space = self.channels.is_spaced;
                 true
             }
             Found::None { .. } if !is_last && self.buffer.len() < MAX_HEADER_LEN => false,
@@ -245,6 +249,10 @@ impl ChannelMachine {
     }
 
     fn body(&mut self, body: Body, is_end: bool, sink: &mut Sink) -> bool {
+        if std::mem::take(&mut self.skips_space) && self.buffer.starts_with(' ') {
+            self.buffer.remove(0);
+            return true;
+        }
         // A message without an end mark ends where the next one starts.
         let ends = self.channels.ends;
         let marks = ends.iter().copied().chain([self.channels.starts[0]]);

@@ -151,6 +151,8 @@ pub struct Channels {
     pub words: &'static [&'static str],
     /// Format of other calls inside messages.
     pub inner: Option<&'static Format>,
+    /// True if a space after the mark of a message is not part of its text.
+    pub is_spaced: bool,
 }
 
 impl Format {

@@ -146,12 +146,15 @@ const DSML: TaggedCalls = TaggedCalls {
 /// All formats. If several match a template, the first one wins: formats with the rarest marks come
 /// first.
 pub const FORMATS: &[(&Format, &[&str])] = &[
+    (&LLM_JP_HARMONY, &["chat_format=llm-jp-harmony-v1"]),
     (&HARMONY, &["<|channel|>", "<|message|>"]),
     (
         &MUSE,
         &["<|start|>assistant", "<|message|>", "<atem:function_calls>"],
     ),
+    (&MUSE, &["to=commentary", "<|eom|>"]),
     (&KIMI_K3, &["<|open|>", "<|sep|>"]),
+    (&K2_HORIZON, &["<|ifm|im_start|>", "<ifm|tool_calls>"]),
     (&GEMMA4, &["<|tool_call>"]),
     (&DSML_V32, &["DSML", "function_calls"]),
     (&DSML_V4, &["DSML", "tool_calls"]),
@@ -508,6 +511,30 @@ pub const KIMI_K3: Format = thinking(
     ],
 );
 
+/// K2 Horizon. The effort of reasoning decides its marks.
+pub const K2_HORIZON: Format = thinking(
+    tagged(
+        "k2-horizon",
+        TaggedCalls {
+            section: Some(("<ifm|tool_calls>", "</ifm|tool_calls>")),
+            open: "<ifm|tool_call>",
+            name_end: "\n",
+            key_open: "<ifm|arg_key>",
+            key_end: "</ifm|arg_key>",
+            value_open: "<ifm|arg_value>",
+            value_close: "</ifm|arg_value>",
+            close: "</ifm|tool_call>",
+            ..ARG_KEYS
+        },
+    ),
+    &[
+        ("<ifm|think>", "</ifm|think>"),
+        ("<ifm|think_fast>", "</ifm|think_fast>"),
+        ("<ifm|think_faster>", "</ifm|think_faster>"),
+    ],
+    &[],
+);
+
 /// Gemma 4.
 pub const GEMMA4: Format = Format {
     name: "gemma4",
@@ -558,10 +585,24 @@ pub const HARMONY: Format = Format {
             "code",
         ],
         inner: None,
+        is_spaced: false,
     }),
     ids: Ids::Made,
 };
-/// Muse: channels, with tagged calls within those of tools.
+/// LLM-jp 4.1: gpt-oss's format by a tokenizer that writes a space after each mark.
+pub const LLM_JP_HARMONY: Format = match HARMONY.calls {
+    Calls::Channels(channels) => Format {
+        name: "llm-jp-harmony",
+        calls: Calls::Channels(Channels {
+            to_user: "<|channel|> final<|message|>",
+            is_spaced: true,
+            ..channels
+        }),
+        ..HARMONY
+    },
+    _ => HARMONY,
+};
+/// Muse Glimmer and Spark: channels, with tagged calls within those of tools.
 pub const MUSE: Format = Format {
     name: "muse",
     thoughts: &[],
@@ -573,8 +614,9 @@ pub const MUSE: Format = Format {
         ends: &["<|eom|>", "<|eot|>"],
         thoughts: &["to=self"],
         marks: &[],
-        words: &["assistant", "user", "self", "tool"],
+        words: &["assistant", "user", "self", "tool", "commentary"],
         inner: Some(&MUSE_TAGS),
+        is_spaced: false,
     }),
     ids: Ids::Made,
 };
