@@ -148,6 +148,9 @@ impl AnswerParser {
             Kind::Channels(machine) => machine.held(),
         };
         if held.trim().is_empty() {
+            if let Kind::Channels(machine) = &mut self.machine {
+                machine.cut();
+            }
             return self.finish();
         }
         self.sink.end();

@@ -273,6 +273,7 @@ fn text_allowed_by_the_grammar_parses_as_valid_calls() {
     assert_eq!(
         without,
         [
+            "harmony-xml",
             "llm-jp-harmony",
             "harmony",
             "muse",

@@ -46,6 +46,8 @@ enum Body {
     Content,
     Thought,
     Arguments,
+    /// Arguments that the inner format reads.
+    Wrapped,
 }
 
 impl ChannelMachine {
@@ -105,10 +107,24 @@ impl ChannelMachine {
         }
     }
 
+    /// Notes that a limit cut the answer, so that its end completes no call.
+    pub(super) fn cut(&mut self) {
+        if self.state == State::Body(Body::Wrapped) {
+            self.state = State::Body(Body::Content);
+        }
+    }
+
     pub(super) fn run(&mut self, text: &str, is_end: bool, sink: &mut Sink) {
         self.buffer.push_str(text);
         while self.step(is_end, sink) {}
         if is_end {
+            let wrapper = self
+                .channels
+                .wrapper
+                .filter(|_| self.state == State::Body(Body::Wrapped));
+            if let (Some(inner), Some([.., close])) = (&mut self.inner, wrapper) {
+                inner.run(close, false, sink);
+            }
             if let Some(inner) = &mut self.inner {
                 inner.run("", true, sink);
             }
@@ -189,10 +205,16 @@ impl ChannelMachine {
             {
                 self.buffer.drain(..mark + at + self.channels.message.len());
                 let body = match meaning {
-                    HeaderMeaning::Call(name) => {
-                        sink.start(&name, None);
-                        Body::Arguments
-                    }
+                    HeaderMeaning::Call(name) => match (&mut self.inner, self.channels.wrapper) {
+                        (Some(inner), Some([before, after, _])) => {
+                            inner.run(&[before, &name, after].concat(), false, sink);
+                            Body::Wrapped
+                        }
+                        _ => {
+                            sink.start(&name, None);
+                            Body::Arguments
+                        }
+                    },
                     HeaderMeaning::Thought => Body::Thought,
                     HeaderMeaning::Content => Body::Content,
                 };
@@ -232,7 +254,8 @@ impl ChannelMachine {
                 if !self.has_tools || !is_name(name) || matches!(meaning, HeaderMeaning::Call(_)) {
                     return None;
                 }
-                if self.channels.inner.is_none() {
+                let is_wrapped = self.channels.wrapper.is_some();
+                if self.channels.inner.is_none() || is_wrapped {
                     meaning = HeaderMeaning::Call(name.to_owned());
                 } else if !sink.arguments.contains_key(name) {
                     return None;
@@ -260,6 +283,8 @@ impl ChannelMachine {
             Found::Mark { at, number } => {
                 self.tell(body, at, sink);
                 if let Some(inner) = &mut self.inner {
+                    let wrapper = self.channels.wrapper.filter(|_| body == Body::Wrapped);
+                    inner.run(wrapper.map_or("", |[.., close]| close), false, sink);
                     inner.run("", true, sink);
                 }
                 self.renew();
@@ -280,7 +305,8 @@ impl ChannelMachine {
     fn tell(&mut self, body: Body, length: usize, sink: &mut Sink) {
         let text = &self.buffer[..length];
         match body {
-            Body::Content => match &mut self.inner {
+            Body::Content if self.channels.wrapper.is_some() => sink.content(text),
+            Body::Content | Body::Wrapped => match &mut self.inner {
                 Some(inner) => inner.run(text, false, sink),
                 None => sink.content(text),
             },

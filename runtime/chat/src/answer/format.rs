@@ -151,6 +151,9 @@ pub struct Channels {
     pub words: &'static [&'static str],
     /// Format of other calls inside messages.
     pub inner: Option<&'static Format>,
+    /// Texts around the name in a header, and after the arguments, that make a call of the inner
+    /// format of them. Without, such a call names its tool itself.
+    pub wrapper: Option<[&'static str; 3]>,
     /// True if a space after the mark of a message is not part of its text.
     pub is_spaced: bool,
 }

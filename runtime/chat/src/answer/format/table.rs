@@ -146,6 +146,10 @@ const DSML: TaggedCalls = TaggedCalls {
 /// All formats. If several match a template, the first one wins: formats with the rarest marks come
 /// first.
 pub const FORMATS: &[(&Format, &[&str])] = &[
+    (
+        &HARMONY_XML,
+        &["<|channel|>", "<|constrain|>xml", "rfl:parameter"],
+    ),
     (&LLM_JP_HARMONY, &["chat_format=llm-jp-harmony-v1"]),
     (&HARMONY, &["<|channel|>", "<|message|>"]),
     (
@@ -585,6 +589,7 @@ pub const HARMONY: Format = Format {
             "code",
         ],
         inner: None,
+        wrapper: None,
         is_spaced: false,
     }),
     ids: Ids::Made,
@@ -602,6 +607,41 @@ pub const LLM_JP_HARMONY: Format = match HARMONY.calls {
     },
     _ => HARMONY,
 };
+/// gpt-oss's format with tagged arguments.
+pub const HARMONY_XML: Format = match HARMONY.calls {
+    Calls::Channels(channels) => Format {
+        name: "harmony-xml",
+        calls: Calls::Channels(Channels {
+            words: &[
+                "assistant",
+                "user",
+                "analysis",
+                "commentary",
+                "final",
+                "xml",
+            ],
+            inner: Some(&RFL_TAGS),
+            wrapper: Some(["<rfl:call name=\"", "\">", "</rfl:call>"]),
+            ..channels
+        }),
+        ..HARMONY
+    },
+    _ => HARMONY,
+};
+const RFL_TAGS: Format = Format {
+    thoughts: &[],
+    ..tagged(
+        "rfl-tags",
+        TaggedCalls {
+            section: None,
+            open: "<rfl:call name=\"",
+            key_open: "<rfl:parameter name=\"",
+            value_close: "</rfl:parameter>",
+            close: "</rfl:call>",
+            ..INVOKE
+        },
+    )
+};
 /// Muse Glimmer and Spark: channels, with tagged calls within those of tools.
 pub const MUSE: Format = Format {
     name: "muse",
@@ -616,6 +656,7 @@ pub const MUSE: Format = Format {
         marks: &[],
         words: &["assistant", "user", "self", "tool", "commentary"],
         inner: Some(&MUSE_TAGS),
+        wrapper: None,
         is_spaced: false,
     }),
     ids: Ids::Made,
