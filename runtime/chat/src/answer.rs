@@ -112,7 +112,7 @@ pub struct AnswerParser {
 #[derive(Clone, Debug)]
 enum Kind {
     Plain(Machine),
-    Channels(ChannelMachine),
+    Channels(Box<ChannelMachine>),
 }
 
 impl AnswerParser {
@@ -123,7 +123,8 @@ impl AnswerParser {
         let has_tools = !options.tools.is_empty();
         let machine = match format.calls {
             Calls::Channels(channels) => {
-                Kind::Channels(ChannelMachine::new(channels, has_tools, generation_prompt))
+                let machine = ChannelMachine::new(channels, has_tools, generation_prompt);
+                Kind::Channels(Box::new(machine))
             }
             _ => Kind::Plain(Machine::new(format, has_tools, generation_prompt)),
         };

@@ -1,7 +1,7 @@
 //! Closes the objects of a schema.
 
 use serde_json::{Map, Value};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Keywords that apply more schemas to the same value.
 const COMBINE: [&str; 7] = [
@@ -26,7 +26,7 @@ const DECIDE: [&str; 4] = [
 /// mention others. So models invent no members. In JSON Schema, others are allowed by default; in
 /// OpenAI's strict schemas and llama.cpp's grammars, they are not.
 ///
-/// Stays open where schemas add members to each other, as the parts of `allOf` do.
+/// An object stays open where schemas add members to each other, as the parts of `allOf` do.
 ///
 /// ```
 /// # use serde_json::json;
@@ -35,84 +35,181 @@ const DECIDE: [&str; 4] = [
 /// assert_eq!(schema["additionalProperties"], false);
 /// ```
 pub fn close_objects(schema: &mut Value) {
-    let mut open = BTreeSet::new();
-    loop {
-        let count = open.len();
-        Closing {
-            open: &mut open,
-            does: false,
-        }
-        .visit(schema, true, "#");
-        if open.len() == count {
-            break;
+    let mut references = References::default();
+    references.collect(schema, Position::Alone);
+    for (word, definitions) in DEFINITIONS
+        .iter()
+        .filter_map(|name| Some((name, schema.get(name)?)))
+    {
+        for (name, definition) in definitions.as_object().into_iter().flatten() {
+            let target = format!("#/{word}/{name}");
+            references.collect(definition, Position::Definition(&target));
         }
     }
-    Closing {
-        open: &mut open,
-        does: true,
+    let open = references.open();
+    // A reference of another form may lead anywhere.
+    if open.iter().all(|target| is_definition(target)) {
+        close(schema, true, &open, true);
     }
-    .visit(schema, true, "#");
 }
 
-struct Closing<'a> {
-    /// References to schemas that others add members to.
-    open: &'a mut BTreeSet<String>,
-    /// False to find these references only.
-    does: bool,
+/// Keywords of the definitions that references can name here.
+const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+
+/// Returns whether a reference names a definition of the whole schema.
+fn is_definition(target: &str) -> bool {
+    let name = DEFINITIONS.iter().find_map(|word| {
+        let rest = target.strip_prefix("#/")?.strip_prefix(word)?;
+        rest.strip_prefix('/')
+    });
+    name.is_some_and(|name| !name.contains(['/', '~', '%']))
 }
 
-impl Closing<'_> {
-    /// Visits the schema at `pointer`. If `is_whole`, no other schema applies to the same value.
-    fn visit(&mut self, schema: &mut Value, is_whole: bool, pointer: &str) {
+/// Position of a schema.
+#[derive(Clone, Copy)]
+enum Position<'a> {
+    /// No other schema applies to the same value.
+    Alone,
+    /// Others apply to the same value.
+    Shared,
+    /// The value is that of the definition with this reference.
+    Definition(&'a str),
+}
+
+/// References of a schema.
+#[derive(Default)]
+struct References {
+    /// Targets where other schemas apply to the same value.
+    shared: BTreeSet<String>,
+    /// Targets that stand for a whole definition, by its reference.
+    of_definitions: BTreeMap<String, Vec<String>>,
+}
+
+impl References {
+    /// Collects the references in a schema, except those in definitions of the whole schema.
+    fn collect(&mut self, schema: &Value, position: Position<'_>) {
         let Value::Object(keywords) = schema else {
             return;
         };
-        let is_whole = is_whole && !self.open.contains(pointer);
-        let combining = COMBINE
-            .iter()
-            .filter(|word| keywords.contains_key(**word))
-            .count();
-        let has_members = keywords.contains_key("properties");
-        // The only schema of its value, besides those that one keyword refers to.
-        let is_only = is_whole && !has_members && combining == 1;
-        if let Some(Value::String(target)) = keywords.get("$ref")
-            && !is_only
-        {
-            self.open.insert(target.clone());
+        let below = if has_one_combiner(keywords) {
+            position
+        } else {
+            Position::Shared
+        };
+        for word in ["$ref", "$dynamicRef"] {
+            let Some(Value::String(target)) = keywords.get(word) else {
+                continue;
+            };
+            match below {
+                Position::Alone => {}
+                Position::Shared => {
+                    self.shared.insert(target.clone());
+                }
+                Position::Definition(name) => {
+                    let targets = self.of_definitions.entry(name.to_owned()).or_default();
+                    targets.push(target.clone());
+                }
+            }
         }
-        if self.does && is_whole && combining == 0 && can_close(keywords) {
-            keywords.insert("additionalProperties".to_owned(), false.into());
-        }
-        for (keyword, value) in keywords.iter_mut() {
-            let place = format!("{pointer}/{keyword}");
-            match keyword.as_str() {
-                "properties" | "patternProperties" | "$defs" | "definitions" => {
-                    let Value::Object(schemas) = value else {
-                        continue;
+        for (keyword, value) in keywords {
+            match (keyword.as_str(), value) {
+                ("properties" | "patternProperties", Value::Object(schemas)) => {
+                    schemas
+                        .values()
+                        .for_each(|one| self.collect(one, Position::Alone));
+                }
+                ("anyOf" | "oneOf", Value::Array(list)) => {
+                    list.iter().for_each(|one| self.collect(one, below));
+                }
+                ("allOf", Value::Array(list)) => {
+                    let position = if list.len() == 1 {
+                        below
+                    } else {
+                        Position::Shared
                     };
-                    for (name, schema) in schemas.iter_mut() {
-                        self.visit(schema, true, &format!("{place}/{name}"));
-                    }
+                    list.iter().for_each(|one| self.collect(one, position));
                 }
-                "anyOf" | "oneOf" | "allOf" => {
-                    let list = value.as_array_mut();
-                    let is_whole = is_only
-                        && (keyword != "allOf"
-                            || list.as_ref().is_some_and(|list| list.len() == 1));
-                    for schema in list.into_iter().flatten() {
-                        self.visit(schema, is_whole, &place);
-                    }
+                ("prefixItems" | "items", Value::Array(list)) => {
+                    list.iter()
+                        .for_each(|one| self.collect(one, Position::Alone));
                 }
-                "prefixItems" | "items" if value.is_array() => {
-                    for schema in value.as_array_mut().into_iter().flatten() {
-                        self.visit(schema, true, &place);
-                    }
-                }
-                "items" | "additionalItems" | "additionalProperties" => {
-                    self.visit(value, true, &place);
+                ("items" | "additionalItems" | "additionalProperties", one) => {
+                    self.collect(one, Position::Alone);
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// Returns the references to schemas that others add members to.
+    fn open(mut self) -> BTreeSet<String> {
+        let mut waiting: Vec<String> = self.shared.iter().cloned().collect();
+        while let Some(target) = waiting.pop() {
+            for more in self.of_definitions.remove(&target).unwrap_or_default() {
+                if self.shared.insert(more.clone()) {
+                    waiting.push(more);
+                }
+            }
+        }
+        self.shared
+    }
+}
+
+/// Returns whether a schema consists of one keyword that applies other schemas.
+fn has_one_combiner(keywords: &Map<String, Value>) -> bool {
+    let count = COMBINE
+        .iter()
+        .filter(|word| keywords.contains_key(**word))
+        .count();
+    let others = DECIDE.iter().chain(&["properties", "required"]);
+    count == 1 && !others.into_iter().any(|word| keywords.contains_key(*word))
+}
+
+/// Closes the objects of a schema. If `is_alone`, no other schema applies to the same value. The
+/// definitions of the whole schema, which `is_root` marks, are closed except for the `open` ones.
+fn close(schema: &mut Value, is_alone: bool, open: &BTreeSet<String>, is_root: bool) {
+    let Value::Object(keywords) = schema else {
+        return;
+    };
+    let is_combined = COMBINE.iter().any(|word| keywords.contains_key(*word));
+    if is_alone && !is_combined && can_close(keywords) {
+        keywords.insert("additionalProperties".to_owned(), false.into());
+    }
+    let is_alone = is_alone && has_one_combiner(keywords);
+    for (keyword, value) in keywords.iter_mut() {
+        match (keyword.as_str(), value) {
+            (word @ ("$defs" | "definitions"), Value::Object(schemas)) if is_root => {
+                for (name, one) in schemas.iter_mut() {
+                    close(
+                        one,
+                        !open.contains(&format!("#/{word}/{name}")),
+                        open,
+                        false,
+                    );
+                }
+            }
+            ("properties" | "patternProperties", Value::Object(schemas)) => {
+                schemas
+                    .values_mut()
+                    .for_each(|one| close(one, true, open, false));
+            }
+            ("anyOf" | "oneOf", Value::Array(list)) => {
+                list.iter_mut()
+                    .for_each(|one| close(one, is_alone, open, false));
+            }
+            ("allOf", Value::Array(list)) => {
+                let is_alone = is_alone && list.len() == 1;
+                list.iter_mut()
+                    .for_each(|one| close(one, is_alone, open, false));
+            }
+            ("prefixItems" | "items", Value::Array(list)) => {
+                list.iter_mut()
+                    .for_each(|one| close(one, true, open, false));
+            }
+            ("items" | "additionalItems" | "additionalProperties", one) => {
+                close(one, true, open, false);
+            }
+            _ => {}
         }
     }
 }
@@ -123,9 +220,9 @@ fn can_close(keywords: &Map<String, Value>) -> bool {
         return false;
     };
     let needed = keywords.get("required").and_then(Value::as_array);
-    let names = needed.into_iter().flatten().filter_map(Value::as_str);
+    let mut names = needed.into_iter().flatten().filter_map(Value::as_str);
     let is_decided = DECIDE.iter().any(|word| keywords.contains_key(*word));
-    !is_decided && names.into_iter().all(|name| members.contains_key(name))
+    !is_decided && names.all(|name| members.contains_key(name))
 }
 
 #[cfg(test)]
@@ -174,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_stay_open_where_others_have_a_say() {
+    fn objects_stay_open_where_schemas_add_members() {
         for open in [
             json!({"type": "object"}),
             json!({"properties": {"a": {}}, "additionalProperties": true}),
@@ -189,10 +286,38 @@ mod tests {
                 "allOf": [{"$ref": "#/$defs/B"}, {"properties": {"b": {}}}]}),
             json!({"$defs": {"A": {"properties": {"a": {}}}}, "$ref": "#/$defs/A",
                 "properties": {"b": {}}}),
+            // What the parent leaves open, or needs.
+            json!({"additionalProperties": true, "anyOf": [{"properties": {"a": {}}}]}),
+            json!({"required": ["id"], "oneOf": [{"properties": {"kind": {}}}]}),
+            json!({"$ref": "#/$defs/A", "required": ["b"],
+                "$defs": {"A": {"properties": {"a": {}}}}}),
+            // References of another form.
+            json!({"allOf": [{"$ref": "#A"}, {"properties": {"b": {}}}],
+                "$defs": {"A": {"$anchor": "A", "properties": {"a": {}}}}}),
+            json!({"allOf": [{"$ref": "#/$defs/a~1b"}, {"properties": {"b": {}}}],
+                "$defs": {"a/b": {"properties": {"a": {}}}}}),
             json!({"const": {"properties": {}}, "enum": [{"properties": {}}]}),
             json!(true),
         ] {
             assert_eq!(closed(open.clone()), open);
         }
+    }
+
+    /// Each definition of a chain is open, because the last one is.
+    #[test]
+    fn large_schemas_take_linear_time() {
+        let count = 20_000;
+        let mut definitions = Map::new();
+        definitions.insert("A0".to_owned(), json!({"properties": {"a": {}}}));
+        for number in 1..count {
+            let target = format!("#/$defs/A{}", number - 1);
+            definitions.insert(format!("A{number}"), json!({"$ref": target}));
+        }
+        let last = json!({"$ref": format!("#/$defs/A{}", count - 1)});
+        let members = json!({"x".repeat(1 << 20): {"properties": (0..count)
+            .map(|n| (n.to_string(), json!(1))).collect::<Map<_, _>>(),
+            "additionalProperties": true}});
+        let schema = json!({"$defs": definitions, "allOf": [last, {}], "properties": members});
+        assert_eq!(closed(schema.clone()), schema);
     }
 }

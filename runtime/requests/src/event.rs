@@ -12,9 +12,9 @@ pub enum Event {
     Started(Started),
     /// A part of the prompt was computed.
     Progress(PromptProgress),
-    /// [Log-probabilities](crate::Request::prompt_probabilities) of the next prompt tokens. The
+    /// [Log-probabilities](crate::Request::prompt_logprobs) of the next prompt tokens. The
     /// first ones are those of the second token, as nothing predicts the first.
-    Prompt(Vec<Probabilities>),
+    PromptLogprobs(Vec<Probabilities>),
     /// A token was generated.
     Token(Token),
     /// The text ended.

@@ -27,7 +27,7 @@ pub struct Request {
     pub probabilities: Option<ProbabilityKind>,
     /// Number of top tokens to return with the log-probability of each prompt token; `None` returns
     /// nothing. The whole prompt is then computed, because the cache has no logits.
-    pub prompt_probabilities: Option<usize>,
+    pub prompt_logprobs: Option<usize>,
     /// Adapters with their scales; `None` uses the engine's default adapters.
     pub adapters: Option<Vec<ScaledAdapter>>,
     /// Use of the prefix cache.
@@ -106,7 +106,7 @@ impl Request {
             shown: Vec::new(),
             ignore_end: false,
             probabilities: None,
-            prompt_probabilities: None,
+            prompt_logprobs: None,
             adapters: None,
             cache: CacheOptions::default(),
             when_full: None,
@@ -221,7 +221,7 @@ impl Prepared {
         if !limits.can_shift {
             request.when_full = None;
         }
-        if request.prompt_probabilities.is_some() {
+        if request.prompt_logprobs.is_some() {
             request.cache.reuse = false;
         }
         let known = |token: u32| (token as usize) < limits.vocabulary;

@@ -131,10 +131,16 @@ impl Running {
         }
     }
 
+    /// Returns the first token whose logits are needed to predict the prompt, if any are.
+    pub fn first_unscored(&self) -> Option<usize> {
+        let is_left = self.request.prompt_logprobs.is_some() && self.n_scored < self.n_prompt;
+        is_left.then(|| self.n_scored - 1)
+    }
+
     /// Returns whether the logits of the token at `place` predict a prompt token whose
     /// log-probability is to be sent.
     pub fn wants_score(&self, place: usize) -> bool {
-        let is_wanted = self.request.prompt_probabilities.is_some();
+        let is_wanted = self.request.prompt_logprobs.is_some();
         is_wanted && (self.n_scored..self.n_prompt).contains(&(place + 1))
     }
 
@@ -146,7 +152,7 @@ impl Running {
         places: Range<usize>,
         index: usize,
     ) -> Result<(), Error> {
-        let Some(count) = self.request.prompt_probabilities else {
+        let Some(count) = self.request.prompt_logprobs else {
             return Ok(());
         };
         let mut scores = Vec::new();
@@ -161,7 +167,7 @@ impl Running {
             self.n_scored += 1;
         }
         if !scores.is_empty() {
-            self.event_queue.send(Event::Prompt(scores));
+            self.event_queue.send(Event::PromptLogprobs(scores));
         }
         Ok(())
     }

@@ -244,7 +244,7 @@ fn selection_on_the_device_does_not_change_texts() {
 /// tokens.
 fn scores(events: &[Event]) -> Vec<Probabilities> {
     let scores = events.iter().flat_map(|event| match event {
-        Event::Prompt(scores) => scores.clone(),
+        Event::PromptLogprobs(scores) => scores.clone(),
         Event::Token(token) => token.probabilities.iter().cloned().collect(),
         _ => Vec::new(),
     });
@@ -255,7 +255,7 @@ fn scores(events: &[Event]) -> Vec<Probabilities> {
 #[test]
 fn prompt_probabilities_are_those_of_the_model() {
     let scored = |prompt: &[u32], count| Request {
-        prompt_probabilities: Some(2),
+        prompt_logprobs: Some(2),
         probabilities: Some(ProbabilityKind::Model(2)),
         ..request(prompt.iter().copied(), count)
     };

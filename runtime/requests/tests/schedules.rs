@@ -163,7 +163,7 @@ impl Answer {
             assert!(self.end.is_none(), "{event:?} after the end");
             match event {
                 Event::Started(started) => self.cached = started.cached,
-                Event::Progress(_) | Event::Prompt(_) => {}
+                Event::Progress(_) | Event::PromptLogprobs(_) => {}
                 Event::Token(token) => self.tokens.push(token.id),
                 Event::Finished(finished) => {
                     assert_eq!(finished.counts.generated, self.tokens.len());

@@ -27,8 +27,8 @@ pub struct TokenInfo {
 pub enum Update {
     Started(Started),
     Progress(PromptProgress),
-    /// The log-probabilities of the whole prompt are there.
-    Prompt,
+    /// All log-probabilities of the prompt have arrived.
+    PromptLogprobs,
     /// A token, and the text that can be shown now.
     Token {
         token: TokenInfo,
@@ -51,7 +51,7 @@ pub struct Choice {
     /// Tokens of the prompt.
     pub prompt: Vec<u32>,
     /// Log-probabilities of the prompt's tokens from the second one on, if requested.
-    pub prompt_probabilities: Vec<Probabilities>,
+    pub prompt_logprobs: Vec<Probabilities>,
     /// Raw generated text.
     pub text: String,
     /// Parsed text.
@@ -68,8 +68,9 @@ pub struct Choice {
     rest: String,
     latencies: Arc<Latencies>,
     account: Arc<RequestAccount>,
-    /// True if the answer is sent as a whole, so that all of it becomes JSON at its end.
-    is_whole: bool,
+    /// Number of copies of its probabilities as JSON that are held at the end of the answer. A
+    /// stream holds none.
+    kept: usize,
     asked: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
@@ -93,7 +94,7 @@ impl Choice {
                 ..Counts::default()
             },
             prompt,
-            prompt_probabilities: Vec::new(),
+            prompt_logprobs: Vec::new(),
             text: String::new(),
             answer: Answer::default(),
             tokens: Vec::new(),
@@ -105,7 +106,12 @@ impl Choice {
             rest: String::new(),
             latencies: Arc::clone(&context.latencies),
             account: Arc::clone(&context.account),
-            is_whole: !job.is_stream,
+            kept: if job.keeps_probabilities {
+                // The message and its part, the list of items, and the response with it.
+                5
+            } else {
+                usize::from(!job.is_stream)
+            },
             asked: now(),
             started: None,
             first_token: None,
@@ -124,14 +130,14 @@ impl Choice {
                 self.started = Some(now());
                 updates.push(Update::Started(started));
                 if started.prompt == 1 {
-                    updates.push(Update::Prompt);
+                    updates.push(Update::PromptLogprobs);
                 }
             }
             Event::Progress(progress) => updates.push(Update::Progress(progress)),
-            Event::Prompt(more) => {
-                self.prompt_probabilities.extend(more);
-                if self.prompt_probabilities.len() + 1 == self.prompt.len() {
-                    updates.push(Update::Prompt);
+            Event::PromptLogprobs(more) => {
+                self.prompt_logprobs.extend(more);
+                if self.prompt_logprobs.len() + 1 == self.prompt.len() {
+                    updates.push(Update::PromptLogprobs);
                 }
             }
             Event::Token(token) => {
@@ -201,11 +207,7 @@ impl Choice {
         /// Bytes of a token with its ID and its text, twice.
         const TOKEN: usize = 64;
         let top = token.probabilities.as_ref().map(|all| all.top.len() + 1);
-        let each = if self.is_whole {
-            Self::PROBABILITY + Self::PROBABILITY_OBJECT
-        } else {
-            Self::PROBABILITY
-        };
+        let each = Self::PROBABILITY + self.kept * Self::PROBABILITY_OBJECT;
         TOKEN + 4 * token.text.len() + top.unwrap_or(0) * each
     }
 
@@ -399,7 +401,7 @@ impl Choice {
 
     /// Returns the log-probabilities of a prompt token like those of other tokens. The first one
     /// has none.
-    pub fn prompt_probability(&self, place: usize) -> Option<Value> {
+    pub fn prompt_logprob(&self, place: usize) -> Option<Value> {
         let token = *self.prompt.get(place)?;
         let Some(before) = place.checked_sub(1) else {
             let (text, bytes) = self.piece(token);
@@ -408,7 +410,7 @@ impl Choice {
                 "top_logprobs": null}),
             );
         };
-        Some(self.listed(token, self.prompt_probabilities.get(before)?, false))
+        Some(self.listed(token, self.prompt_logprobs.get(before)?, false))
     }
 
     fn listed(&self, token: u32, probabilities: &Probabilities, is_drawn: bool) -> Value {

@@ -15,6 +15,7 @@ use samite_chat::{
 };
 use samite_grammar::{Grammar, GrammarPart};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 
 /// A validated conversation.
 pub struct Conversation {
@@ -32,7 +33,7 @@ pub struct Conversation {
 const TOOL: usize = 256 << 10;
 
 /// Maximum number of messages and of tools in a conversation.
-const MOST: usize = 16_384;
+pub const MOST: usize = 16_384;
 
 fn message(place: &str, value: &Value) -> Result<Message> {
     let fields = Fields::from_value(place, value)?;
@@ -179,7 +180,8 @@ fn tools(fields: &Fields<'_>) -> Result<Tools> {
             }
         }
     };
-    // Formats differ with tools, so that the prompt needs one.
+    // Templates choose another format with tools, so the deferred ones are shown if there are no
+    // others.
     if tools.is_empty() {
         tools.append(&mut deferred);
     }
@@ -198,10 +200,10 @@ fn tools(fields: &Fields<'_>) -> Result<Tools> {
 }
 
 /// Reads a choice of several tools. Returns their names, and whether one must be called.
-fn allowed(choice: &Fields<'_>) -> Result<(Vec<String>, bool)> {
+fn allowed(choice: &Fields<'_>) -> Result<(BTreeSet<String>, bool)> {
     let inner = choice.fields("allowed_tools")?;
     let choice = inner.as_ref().unwrap_or(choice);
-    let mut names = Vec::new();
+    let mut names = BTreeSet::new();
     for (i, tool) in choice.list("tools")?.unwrap_or_default().iter().enumerate() {
         let tool = Fields::from_value(&format!("tool_choice.tools[{i}]"), tool)?;
         let name = match tool.fields("function")? {

@@ -244,6 +244,25 @@ impl Extent {
     }
 }
 
+/// Returns the number of bytes of a value as JSON.
+pub fn json_len(value: &Value) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // Nothing fails to be counted.
+    let _ = serde_json::to_writer(&mut count, value);
+    count.0
+}
+
 /// An API's format of a text as a list of items.
 pub struct TextItems {
     /// Noun for the items in messages.

@@ -57,8 +57,10 @@ pub struct Job {
     pub stops: Vec<String>,
     /// Texts of the prompts, if completions must echo them.
     pub echo: Vec<String>,
+    /// True if the probabilities of a stream are kept to its end.
+    pub keeps_probabilities: bool,
     /// True if the echoed prompts have log-probabilities.
-    pub scores_prompt: bool,
+    pub has_prompt_logprobs: bool,
     pub ping_seconds: u64,
     /// Name of the model in responses.
     pub model: String,
@@ -333,7 +335,8 @@ impl Job {
             response_fields: fields.texts("response_fields", 256)?,
             stops,
             echo: Vec::new(),
-            scores_prompt: false,
+            keeps_probabilities: false,
+            has_prompt_logprobs: false,
             ping_seconds: match ping {
                 None => context.options.ping_seconds,
                 Some(seconds) => u64::try_from(seconds).unwrap_or(0),

@@ -49,12 +49,13 @@ impl RecentItems {
     const MAX_BYTES: usize = 16 << 20;
 
     /// Stores items. The oldest ones of the owner with the most bytes make room.
-    pub fn store(&self, owner: u64, items: &[Value]) {
+    pub fn store(&self, owner: u64, items: impl Iterator<Item = Value>) {
+        let items =
+            items.filter_map(|item| Some((item["id"].as_str()?.to_owned(), item.to_string())));
+        let items: Vec<_> = items.collect();
         let mut owners = lock(&self.0);
-        for item in items {
-            if let Some(id) = item["id"].as_str() {
-                owners.entry(owner).or_default().add(id, item.to_string());
-            }
+        for (id, text) in items {
+            owners.entry(owner).or_default().add(&id, text);
         }
         while owners.values().map(|one| one.bytes).sum::<usize>() > Self::MAX_BYTES {
             let Some(largest) = owners.values_mut().max_by_key(|one| one.bytes) else {
@@ -67,8 +68,8 @@ impl RecentItems {
 
     /// Returns an item of an owner.
     pub fn find(&self, owner: u64, id: &str) -> Option<Value> {
-        let owners = lock(&self.0);
-        serde_json::from_str(owners.get(&owner)?.texts.get(id)?).ok()
+        let text = lock(&self.0).get(&owner)?.texts.get(id)?.clone();
+        serde_json::from_str(&text).ok()
     }
 }
 
@@ -82,13 +83,14 @@ mod tests {
         let items = RecentItems::default();
         let item = |number: usize| json!({"id": format!("msg_{number}"), "text": "x".repeat(1000)});
         // An identifier that comes again replaces its item.
-        items.store(1, &[json!({"id": "msg_0"}), item(0)]);
-        items.store(1, &[json!({"text": "without an identifier"})]);
+        let store = |owner, list: &[Value]| items.store(owner, list.iter().cloned());
+        store(1, &[json!({"id": "msg_0"}), item(0)]);
+        store(1, &[json!({"text": "without an identifier"})]);
         assert_eq!(items.find(1, "msg_0"), Some(item(0)));
         assert_eq!(items.find(2, "msg_0"), None);
         let most = RecentItems::MAX_BYTES / 1000;
         for number in 0..most {
-            items.store(2, &[item(number)]);
+            store(2, &[item(number)]);
         }
         // The owner with the most items loses its oldest ones, and nobody else does.
         assert_eq!(items.find(1, "msg_0"), Some(item(0)));

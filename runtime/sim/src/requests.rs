@@ -158,7 +158,7 @@ impl TrackedRequest {
                 ));
             }
             match event {
-                Event::Started(_) | Event::Progress(_) | Event::Prompt(_) => {}
+                Event::Started(_) | Event::Progress(_) | Event::PromptLogprobs(_) => {}
                 Event::Token(token) => self.tokens.push(token.id),
                 Event::Finished(finished) => self.end = Some(Ok(finished.reason)),
                 Event::Failed(failed) => {

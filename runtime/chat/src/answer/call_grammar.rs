@@ -183,11 +183,11 @@ fn object(calls: &JsonCalls, ids: Ids, tool: &Tool) -> GrammarPart {
         parts.push(key(&[&tool.function.name]));
         parts.push(arguments(tool));
     } else {
-        // Calls of two answers must not have the same ID. So a model that need not write one only
-        // does under its format's own name for it.
-        let asks = ids != Ids::Made || keys.id_is_last;
-        let is_own = |name: &&&str| asks || **name == "tool_call_id";
-        let id_names: Vec<&str> = keys.id.iter().filter(is_own).copied().collect();
+        // Models repeat IDs across answers. If the format does not need an ID, only the name that
+        // Cohere's models use is allowed.
+        let needs_id = ids != Ids::Made || keys.id_is_last;
+        let is_allowed = |name: &&&str| needs_id || **name == "tool_call_id";
+        let id_names: Vec<&str> = keys.id.iter().filter(is_allowed).copied().collect();
         let has_id = !id_names.is_empty();
         let id = GrammarPart::Sequence(vec![
             key(&id_names),
@@ -271,7 +271,9 @@ fn tagged_calls(
             parts.push(GrammarPart::optional(index));
             parts.push(GrammarPart::text(calls.head_end));
         }
-        let schema = tool.function.parameters.as_object();
+        let mut parameters = tool.function.parameters.clone();
+        close_objects(&mut parameters);
+        let schema = parameters.as_object();
         let properties = schema.and_then(|schema| schema.get("properties")?.as_object());
         let required = schema.and_then(|schema| schema.get("required")?.as_array());
         for (name, property) in properties.into_iter().flatten() {
@@ -357,7 +359,6 @@ fn argument(
                     keywords.insert(word.to_owned(), definitions.clone());
                 }
             }
-            close_objects(&mut property);
             parts.extend([
                 space(),
                 GrammarPart::Json(property),

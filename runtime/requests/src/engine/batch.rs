@@ -23,7 +23,7 @@ impl Engine {
     /// Interval in tokens at which another prefix is cached.
     const STATE_EVERY: usize = 4096;
 
-    /// Maximum number of tokens in a slice whose tokens all need logits, which bounds their memory.
+    /// Maximum number of prompt tokens in a batch that need logits, which bounds their memory.
     const MAX_SCORED: usize = 64;
 
     pub(super) fn find(&self, id: u64) -> Option<usize> {
@@ -109,12 +109,14 @@ impl Engine {
             }
         }
         let mut left = prefill.len();
+        let mut scored_left = Self::MAX_SCORED;
         for id in prefill {
             let Some(at) = self.find(id) else { continue };
             let share = budget.min(room).div_ceil(left.max(1));
             let count = self.active[at].pending().min(share);
             let count = self.as_first_computed(at, self.until_checkpoint(at, count));
-            let count = self.with_logits(at, count);
+            let (count, scored) = self.limit_scored(at, count, scored_left);
+            scored_left -= scored;
             left -= 1;
             if count > 0 {
                 self.add_slice(&mut planned, id, count);
@@ -139,14 +141,23 @@ impl Engine {
         }
     }
 
-    /// Limits a part of a prompt whose log-probabilities are wanted.
-    fn with_logits(&self, at: usize, count: usize) -> usize {
-        let active = &self.active[at];
-        if active.running.wants_score(active.decoded) {
-            count.min(Self::MAX_SCORED)
+    /// Limits a part of a prompt so that at most `left` of its tokens need logits. Returns its
+    /// length, and the number of these tokens.
+    fn limit_scored(&self, at: usize, count: usize, left: usize) -> (usize, usize) {
+        let Active {
+            running, decoded, ..
+        } = &self.active[at];
+        let Some(first) = running.first_unscored() else {
+            return (count, 0);
+        };
+        // Parts do not depend on what was sent before a preemption.
+        let first = if self.options.deterministic {
+            *decoded
         } else {
-            count
-        }
+            first.max(*decoded)
+        };
+        let count = count.min(first - decoded + left);
+        (count, (decoded + count).saturating_sub(first))
     }
 
     /// In deterministic mode, limits a part so that recomputed tokens have the same batches as

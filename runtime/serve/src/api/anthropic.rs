@@ -163,6 +163,7 @@ fn without_stamp(system: String) -> String {
 /// Returns the tools of a request in OpenAI's format.
 fn functions(fields: &Fields<'_>) -> Result<Vec<Value>> {
     let mut functions = Vec::new();
+    let mut has_foreign_search = false;
     let tools = fields.list("tools")?.unwrap_or_default();
     for (i, tool) in tools.iter().enumerate() {
         let place = format!("tools[{i}]");
@@ -171,6 +172,8 @@ fn functions(fields: &Fields<'_>) -> Result<Vec<Value>> {
         let name = name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;
         let Some((_, schema)) = tool.get(&["input_schema"]) else {
             // A tool that Anthropic's servers run.
+            let kind = tool.text(&["type"])?.unwrap_or_default();
+            has_foreign_search |= kind.starts_with("tool_search_tool");
             continue;
         };
         functions.push(json!({
@@ -182,6 +185,12 @@ fn functions(fields: &Fields<'_>) -> Result<Vec<Value>> {
             },
             "defer_loading": tool.boolean(&["defer_loading"], false)?,
         }));
+    }
+    if has_foreign_search {
+        // Nothing would find deferred tools.
+        for function in &mut functions {
+            function["defer_loading"] = false.into();
+        }
     }
     Ok(functions)
 }

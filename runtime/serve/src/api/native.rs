@@ -157,9 +157,9 @@ pub fn openai_job(context: &RequestContext, body: &Value) -> Result<Job> {
             let message = "a prompt was not drawn: it has no probabilities after sampling";
             return Err(ApiError::field("post_sampling_probs", message));
         };
-        job.scores_prompt = true;
+        job.has_prompt_logprobs = true;
         for request in &mut job.requests {
-            request.prompt_probabilities = Some(count);
+            request.prompt_logprobs = Some(count);
             let size = Choice::size_of_prompt(request.prompt.len(), count);
             context.account.charge("logprobs", size)?;
         }

@@ -129,7 +129,7 @@ impl ResponseEncoder for ChatEncoder {
                 }
                 out.data(&chunk);
             }
-            Update::Prompt | Update::Rest(_) | Update::Failed(_) => {}
+            Update::PromptLogprobs | Update::Rest(_) | Update::Failed(_) => {}
         }
     }
 

@@ -27,9 +27,9 @@ fn listed(content: Vec<Value>, offsets: &[usize]) -> Value {
         let Some(list) = list.and_then(Value::as_array) else {
             return Value::Null;
         };
-        // As in OpenAI's, the token itself is there even if others are more probable.
-        let own = std::iter::once(entry);
-        let all = own.chain(list);
+        // As in OpenAI's, the token itself is there even if others are more probable. Others may
+        // have the same text, so it comes last.
+        let all = list.iter().chain([entry]);
         let all = all.filter_map(|entry| Some((entry["token"].as_str()?.to_owned(), of(entry)?)));
         all.collect::<Map<_, _>>().into()
     };
@@ -55,7 +55,16 @@ fn prompt_offsets(text: &str, pieces: impl Iterator<Item = Vec<u8>>) -> Vec<usiz
         let found = [&piece[..], without_space]
             .into_iter()
             .find(|piece| rest.starts_with(piece));
-        let end = at + found.map_or(0, <[u8]>::len);
+        // A normalized text has other pieces: go on where one is found again.
+        let near = &rest[..rest.len().min(piece.len() + 16)];
+        let later = || {
+            near.windows(piece.len().max(1))
+                .position(|part| part == piece)
+        };
+        let end = match found {
+            Some(piece) => at + piece.len(),
+            None => at + later().map_or(0, |place| place + piece.len()),
+        };
         // The first byte of a character counts for all of it.
         let starts = text.as_bytes()[at..end]
             .iter()
@@ -98,12 +107,10 @@ impl CompletionEncoder {
     ) -> Value {
         let mut found = Vec::new();
         let mut offsets = Vec::new();
-        if has_prompt && self.job.scores_prompt {
+        if has_prompt && self.job.has_prompt_logprobs {
             let pieces = choice.prompt.iter().map(|&token| choice.piece(token).1);
             offsets = prompt_offsets(self.prompt(choice), pieces);
-            found.extend(
-                (0..choice.prompt.len()).filter_map(|place| choice.prompt_probability(place)),
-            );
+            found.extend((0..choice.prompt.len()).filter_map(|place| choice.prompt_logprob(place)));
         }
         for token in tokens.iter().filter(|token| !choice.is_end_token(token.id)) {
             if let Some(entry) = choice.probabilities(token, self.job.post_sampling) {
@@ -148,10 +155,12 @@ impl CompletionEncoder {
 impl ResponseEncoder for CompletionEncoder {
     fn update(&mut self, choice: &Choice, update: &Update, out: &mut Frames) {
         match update {
-            Update::Started(_) if !self.job.scores_prompt && !self.prompt(choice).is_empty() => {
+            Update::Started(_)
+                if !self.job.has_prompt_logprobs && !self.prompt(choice).is_empty() =>
+            {
                 self.part(choice, self.prompt(choice), Value::Null, out);
             }
-            Update::Prompt if self.job.scores_prompt => {
+            Update::PromptLogprobs if self.job.has_prompt_logprobs => {
                 let logprobs = self.logprobs(choice, true, &[], 0);
                 self.part(choice, self.prompt(choice), logprobs, out);
             }

@@ -8,7 +8,7 @@ use crate::api::{native, tokens};
 use crate::chat;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
-use crate::fields::Fields;
+use crate::fields::{Fields, json_len};
 use crate::ids;
 use crate::job::Job;
 use crate::recent_items::RecentItems;
@@ -60,7 +60,7 @@ fn translated(context: &RequestContext, body: &Value) -> Result<Translated> {
     let find = |id: &str| {
         let found = context.recent_items.find(context.caller.owner, id);
         // A short identifier stands for a long item.
-        let size = found.as_ref().map_or(0, |item| item.to_string().len());
+        let size = found.as_ref().map_or(0, json_len);
         context.account.charge("input", size.saturating_mul(4))?;
         Ok(found)
     };
@@ -89,10 +89,14 @@ fn translated(context: &RequestContext, body: &Value) -> Result<Translated> {
     if let Some((name, choice)) = fields.get(&["tool_choice"]) {
         request.insert(name.to_owned(), tools.choose(choice)?);
     }
-    if tools.functions().is_empty() {
+    let functions = tools.take_functions();
+    if !functions.is_empty() {
+        request.insert("tools".to_owned(), functions.into());
+    } else if request
+        .get("tool_choice")
+        .is_some_and(|choice| choice == "auto")
+    {
         request.remove("tool_choice");
-    } else {
-        request.insert("tools".to_owned(), tools.functions().into());
     }
     Ok(Translated {
         request: request.into(),
@@ -148,7 +152,7 @@ impl Translated {
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Returns the settings of a request that its response repeats, with OpenAI's defaults.
-fn echoed(fields: &Fields<'_>) -> Map<String, Value> {
+fn settings(context: &RequestContext, fields: &Fields<'_>) -> Result<Map<String, Value>> {
     let defaults = json!({
         "background": false,
         "instructions": null,
@@ -166,41 +170,42 @@ fn echoed(fields: &Fields<'_>) -> Map<String, Value> {
         "top_p": null,
         "truncation": "disabled",
     });
-    let Value::Object(mut echoed) = defaults else {
-        return Map::new();
+    let Value::Object(mut settings) = defaults else {
+        return Ok(Map::new());
     };
-    for (name, value) in &mut echoed {
+    for (name, value) in &mut settings {
         if let Some((_, own)) = fields.get(&[name.as_str()]) {
+            // These settings, the response, and its text.
+            let size = json_len(own).saturating_mul(4);
+            context.account.charge(name, size)?;
             *value = own.clone();
         }
     }
-    if let Some(Value::Object(text)) = echoed.get_mut("text") {
+    if let Some(Value::Object(text)) = settings.get_mut("text") {
         text.entry("format")
             .or_insert_with(|| json!({"type": "text"}));
     }
-    echoed
+    Ok(settings)
 }
 
 pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, ResponsesEncoder)> {
     let translated = translated(context, body)?;
     let fields = Fields::new(body)?;
     let store = fields.boolean(&["store"], true)?;
-    let echoed = echoed(&fields);
-    // The answer, and the event with it.
-    let size = Value::from(echoed.clone()).to_string().len();
-    context.account.charge("tools", size.saturating_mul(4))?;
-    let job = chat::job(context, &translated.request).map_err(|error| translated.placed(error))?;
+    let settings = settings(context, &fields)?;
+    let job = chat::job(context, &translated.request);
+    let mut job = job.map_err(|error| translated.placed(error))?;
+    job.keeps_probabilities = true;
     let encoder = ResponsesEncoder {
         id: ids::id("resp_"),
-        message: ids::id("msg_"),
-        thought: ids::id("rs_"),
+        item: String::new(),
         created: ids::seconds(),
         job: Job {
             requests: Vec::new(),
             ..job.clone()
         },
         tools: translated.tools,
-        echoed,
+        settings,
         items: store.then(|| Arc::clone(&context.recent_items)),
         owner: context.caller.owner,
         waiting: Vec::new(),
@@ -234,14 +239,14 @@ enum Open {
 /// Sends an answer in the format of responses.
 pub struct ResponsesEncoder {
     id: String,
-    message: String,
-    thought: String,
+    /// Identifier of the output item that is being sent.
+    item: String,
     created: u64,
     job: Job,
     tools: ClientTools,
     /// Settings of the request.
-    echoed: Map<String, Value>,
-    /// Where the output items are stored, if they are.
+    settings: Map<String, Value>,
+    /// Store of output items, unless `store` is false.
     items: Option<Arc<RecentItems>>,
     owner: u64,
     /// Tokens whose probabilities have not been sent yet.
@@ -279,14 +284,11 @@ impl ResponsesEncoder {
             "incomplete_details": incomplete,
             "usage": usage,
         });
-        for (name, value) in &self.echoed {
-            // The large ones are sent once, with the answer.
-            let is_large = ["tools", "instructions"].contains(&name.as_str());
-            response[name] = match name.as_str() {
-                "tools" if usage.is_null() => json!([]),
-                _ if is_large && usage.is_null() => Value::Null,
-                _ => value.clone(),
-            };
+        // Clients take them from the last event.
+        if !usage.is_null() {
+            for (name, value) in &self.settings {
+                response[name] = value.clone();
+            }
         }
         response
     }
@@ -300,9 +302,9 @@ impl ResponsesEncoder {
 
     fn item(&self, open: &Open, status: &str) -> Value {
         match open {
-            Open::Message(text) => message_item(&self.message, text, &self.logprobs, status),
+            Open::Message(text) => message_item(&self.item, text, &self.logprobs, status),
             Open::Thought(text) => json!({
-                "id": self.thought,
+                "id": self.item,
                 "type": "reasoning",
                 "summary": [],
                 "content": [{"type": "reasoning_text", "text": text}],
@@ -326,19 +328,19 @@ impl ResponsesEncoder {
 
     fn store(&self, items: &[Value]) {
         if let Some(recent) = &self.items {
-            recent.store(self.owner, items);
+            recent.store(self.owner, items.iter().map(without_logprobs));
         }
     }
 
     /// Returns the kind of the tool with this function.
     fn kind_of(&self, function: &str) -> ToolKind {
-        let tool = self.tools.called(function);
+        let tool = self.tools.tool_for(function);
         tool.map_or(ToolKind::Function, |tool| tool.kind)
     }
 
     fn call_item(&self, id: &str, function: &str, arguments: &str, status: &str) -> Value {
-        let tool = self.tools.called(function);
-        let mut item = json!({"id": item_id(id), "status": status, "call_id": id});
+        let tool = self.tools.tool_for(function);
+        let mut item = json!({"id": self.item, "status": status, "call_id": id});
         let kind = self.kind_of(function);
         if kind != ToolKind::Search {
             item["name"] = tool.map_or(function, |tool| &tool.name).into();
@@ -364,8 +366,18 @@ impl ResponsesEncoder {
         item
     }
 
+    /// Chooses the identifier of the next item. Those of calls are the model's, and may come again.
+    fn name_item(&mut self, open: &Open) {
+        self.item = ids::id(match open {
+            Open::Message(_) => "msg_",
+            Open::Thought(_) => "rs_",
+            Open::Call { .. } => "fc_",
+        });
+    }
+
     fn begin(&mut self, open: Open, out: &mut Frames) {
         self.close("completed", out);
+        self.name_item(&open);
         let index = self.done.len();
         let mut item = self.item(&open, "in_progress");
         if matches!(open, Open::Message(_)) {
@@ -378,7 +390,7 @@ impl ResponsesEncoder {
         );
         if matches!(open, Open::Message(_)) {
             let part = json!({"type": "output_text", "text": "", "annotations": []});
-            let added = json!({"item_id": self.message, "output_index": index, "content_index": 0,
+            let added = json!({"item_id": self.item, "output_index": index, "content_index": 0,
                 "part": part});
             self.send("response.content_part.added", added, out);
         }
@@ -393,7 +405,7 @@ impl ResponsesEncoder {
         let item = self.item(&open, status);
         match &open {
             Open::Message(text) => {
-                let id = self.message.clone();
+                let id = self.item.clone();
                 let logprobs = std::mem::take(&mut self.logprobs);
                 let done = json!({"item_id": id, "output_index": index, "content_index": 0,
                     "text": text, "logprobs": logprobs});
@@ -405,16 +417,14 @@ impl ResponsesEncoder {
                 self.send("response.content_part.done", done, out);
             }
             Open::Thought(text) => {
-                let done = json!({"item_id": self.thought, "output_index": index,
+                let done = json!({"item_id": self.item, "output_index": index,
                     "content_index": 0, "text": text});
                 self.send("response.reasoning_text.done", done, out);
             }
             Open::Call {
-                id,
-                name,
-                arguments,
+                name, arguments, ..
             } => {
-                let of_item = json!({"item_id": item_id(id), "output_index": index});
+                let of_item = json!({"item_id": self.item, "output_index": index});
                 let with = |name: &str, text: &str| {
                     let mut value = of_item.clone();
                     value[name] = text.into();
@@ -453,9 +463,26 @@ impl ResponsesEncoder {
     }
 }
 
-/// Returns the identifier of a call's item.
-fn item_id(call: &str) -> String {
-    format!("fc_{call}")
+/// Returns the last tokens that `text` consists of. Those before are part of marks.
+fn tokens_of<'a>(choice: &Choice, tokens: &'a [TokenInfo], text: &str) -> &'a [TokenInfo] {
+    let mut length = 0;
+    let mut first = tokens.len();
+    while first > 0 && length < text.len() {
+        first -= 1;
+        length += choice.piece(tokens[first].id).1.len();
+    }
+    &tokens[first..]
+}
+
+/// Returns an item without probabilities, which are large and of no use in an input.
+fn without_logprobs(item: &Value) -> Value {
+    let mut item = item.clone();
+    for part in item["content"].as_array_mut().into_iter().flatten() {
+        if let Value::Object(part) = part {
+            part.remove("logprobs");
+        }
+    }
+    item
 }
 
 fn message_item(id: &str, text: &str, logprobs: &[Value], status: &str) -> Value {
@@ -502,8 +529,8 @@ impl ResponseEncoder for ResponsesEncoder {
                     text.push_str(more);
                 }
                 let waiting = std::mem::take(&mut self.waiting);
-                let logprobs = self.logprobs_of(choice, &waiting);
-                let value = json!({"item_id": self.message, "content_index": 0, "delta": more,
+                let logprobs = self.logprobs_of(choice, tokens_of(choice, &waiting, more));
+                let value = json!({"item_id": self.item, "content_index": 0, "delta": more,
                     "logprobs": logprobs});
                 self.logprobs.extend(logprobs);
                 self.delta("response.output_text.delta", value, choice, out);
@@ -516,7 +543,7 @@ impl ResponseEncoder for ResponsesEncoder {
                 if let Some(Open::Thought(text)) = &mut self.open {
                     text.push_str(more);
                 }
-                let value = json!({"item_id": self.thought, "content_index": 0, "delta": more});
+                let value = json!({"item_id": self.item, "content_index": 0, "delta": more});
                 self.delta("response.reasoning_text.delta", value, choice, out);
             }
             Update::Parsed(Parsed::ToolCallStart { id, name, .. }) => {
@@ -530,15 +557,13 @@ impl ResponseEncoder for ResponsesEncoder {
             Update::Parsed(Parsed::ToolArguments { text, .. }) => {
                 self.waiting.clear();
                 let Some(Open::Call {
-                    id,
-                    name,
-                    arguments,
+                    name, arguments, ..
                 }) = &mut self.open
                 else {
                     return;
                 };
                 arguments.push_str(text);
-                let value = json!({"item_id": item_id(id), "delta": text});
+                let value = json!({"item_id": self.item, "delta": text});
                 let name = name.clone();
                 // The input of a custom tool is known once its arguments are complete.
                 if self.kind_of(&name) == ToolKind::Function {
@@ -601,6 +626,7 @@ impl ResponseEncoder for ResponsesEncoder {
             } else {
                 "completed"
             };
+            self.name_item(item);
             self.item(item, status)
         });
         let output: Vec<Value> = items.collect();

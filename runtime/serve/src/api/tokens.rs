@@ -70,13 +70,17 @@ pub fn tokenize(context: &RequestContext, body: &Value) -> Result<Value> {
             ));
         }
     };
-    if !with_pieces {
+    let count = tokens.len();
+    let answer = |tokens: Value| {
         let mut answer = json!({"tokens": tokens});
         if is_prompt {
-            answer["count"] = tokens.len().into();
+            answer["count"] = count.into();
             answer["max_model_len"] = max_model_len(context);
         }
-        return Ok(answer);
+        answer
+    };
+    if !with_pieces {
+        return Ok(answer(tokens.into()));
     }
     context
         .account
@@ -92,7 +96,7 @@ pub fn tokenize(context: &RequestContext, body: &Value) -> Result<Value> {
         };
         json!({"id": id, "piece": piece})
     });
-    Ok(json!({"tokens": pieces.collect::<Vec<_>>()}))
+    Ok(answer(pieces.collect()))
 }
 
 pub fn detokenize(context: &RequestContext, body: &Value) -> Result<Value> {

@@ -46,7 +46,7 @@ COMMAND = "wc -w greeting.txt > count.txt"
 LAST = "Now greeting.txt is new, and count.txt has the number."
 # Seconds for an agent.
 PATIENCE = 240
-# Least part of the prompt before that a prompt finds in the cache.
+# Minimum share of the previous prompt that must be cached.
 CACHED = 0.95
 
 
@@ -426,6 +426,7 @@ def usages(records):
         used = None
         for event in events(record["answer"]):
             told = event.get("response") or event.get("message") or event
+            told = told if isinstance(told, dict) else {}
             match told.get("usage"):
                 case {"cache_read_input_tokens": cached, "input_tokens": more, "output_tokens": answer}:
                     used = (more + cached, cached, answer)
@@ -560,6 +561,8 @@ def main():
         for name in wanted.agents or AGENTS:
             if binary_of(name, folder) is None:
                 print(f"{name}: left out, as it is not in {folder}", flush=True)
+                if wanted.agents:
+                    results[name] = False
                 continue
             place = os.path.join(os.path.abspath(wanted.keep) if wanted.keep else temporary, name)
             shutil.rmtree(place, ignore_errors=True)

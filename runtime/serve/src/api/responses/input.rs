@@ -1,6 +1,6 @@
 //! Input items of the Responses API as messages of chat completions.
 
-use super::tools::{ClientTools, arguments_for};
+use super::tools::{ClientTools, SEARCH, arguments_for};
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, TextItems, kind};
 use base64::Engine;
@@ -133,17 +133,18 @@ impl Messages {
                 let arguments = match kind {
                     "function_call" => item.text(&["arguments"])?.unwrap_or("{}").to_owned(),
                     "custom_tool_call" => arguments_for(item.text(&["input"])?.unwrap_or_default()),
+                    _ if value("arguments").is_null() => "{}".to_owned(),
                     _ => value("arguments").to_string(),
                 };
                 let name = match kind {
-                    "tool_search_call" => "tool_search",
+                    "tool_search_call" => SEARCH,
                     _ => needed("name")?,
                 };
                 let call = json!({
                     "id": item.text(&["call_id", "id"])?.unwrap_or_default(),
                     "type": "function",
                     "function": {
-                        "name": tools.function_of(name, item.text(&["namespace"])?),
+                        "name": tools.function_for(name, item.text(&["namespace"])?),
                         "arguments": arguments,
                     },
                 });
@@ -199,7 +200,11 @@ fn referred(
     find: impl Fn(&str) -> Result<Option<Value>>,
 ) -> Result<Option<Value>> {
     let item = Fields::from_value(place, item)?;
-    if item.text(&["type"])? != Some("item_reference") {
+    let is_reference = match item.text(&["type"])? {
+        Some(kind) => kind == "item_reference",
+        None => item.has("id") && !item.has("role"),
+    };
+    if !is_reference {
         return Ok(None);
     }
     let id = item.text(&["id"])?.unwrap_or_default();
@@ -311,10 +316,8 @@ mod tests {
         );
         assert_eq!(read.list[2]["content"], found.to_string());
         assert_eq!(read.list[3]["tool_calls"][0]["function"]["name"], "send");
-        let deferred = tools
-            .functions()
-            .iter()
-            .map(|tool| tool["defer_loading"].clone());
+        let functions = tools.take_functions();
+        let deferred = functions.iter().map(|tool| tool["defer_loading"].clone());
         assert_eq!(deferred.collect::<Vec<_>>(), [json!(true), json!(false)]);
     }
 }
