@@ -4,6 +4,7 @@ use crate::access::Caller;
 use crate::account::RequestAccount;
 use crate::app::App;
 use crate::error::Result;
+use crate::stream_sessions::Conversation;
 use crate::turns::Turns;
 use samite_core::CancelToken;
 use std::ops::Deref;
@@ -21,6 +22,8 @@ pub struct RequestContext {
     pub large: Arc<Turns>,
     /// Cancelled when the client disconnects.
     pub cancel: CancelToken,
+    /// Conversation whose streamed answer is to be resumable.
+    pub conversation: Option<Conversation>,
 }
 
 impl RequestContext {
@@ -39,6 +42,7 @@ impl RequestContext {
             account,
             large,
             cancel: CancelToken::new(),
+            conversation: None,
         }
     }
 

@@ -13,6 +13,7 @@ use crate::entry::{Entry, State, Status};
 use crate::error::{ApiError, Result};
 use crate::loader::Loader;
 use crate::options::ServeOptions;
+use crate::stream_sessions::StreamSessions;
 use crate::turns::{Turns, beside_engine};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -84,6 +85,7 @@ pub struct Hub {
     pub(crate) accounts: Arc<Accounts>,
     /// Turns of requests with large bodies, until they are submitted.
     pub(crate) large: Arc<Turns>,
+    pub(crate) stream_sessions: Arc<StreamSessions>,
     pub(crate) is_draining: AtomicBool,
     /// Seconds since 1970.
     pub(crate) started: u64,
@@ -193,6 +195,7 @@ impl Hub {
             ),
             accounts: Arc::new(Accounts::new(options.request_memory)),
             large,
+            stream_sessions: Arc::default(),
             is_draining: AtomicBool::new(false),
             started: crate::ids::seconds(),
             options,

@@ -76,6 +76,7 @@ mod sampling;
 mod server;
 mod settings;
 mod stream;
+mod stream_sessions;
 mod timed;
 mod tls;
 mod turns;

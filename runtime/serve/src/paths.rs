@@ -15,6 +15,7 @@ pub enum Get {
     Slots,
     Adapters,
     TokenizerInfo,
+    Stream,
     OllamaVersion,
     OllamaTags,
     OllamaPs,
@@ -51,6 +52,13 @@ pub enum Post {
     OllamaGenerate,
     OllamaOther,
     Predict,
+    StreamLookup,
+}
+
+/// Targets of DELETE requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delete {
+    Stream,
 }
 
 /// The methods of a path.
@@ -58,20 +66,21 @@ pub enum Post {
 pub struct Methods {
     pub get: Option<Get>,
     pub post: Option<Post>,
+    pub delete: Option<Delete>,
 }
 
 impl Methods {
     fn get(get: Get) -> Self {
         Methods {
             get: Some(get),
-            post: None,
+            ..Methods::default()
         }
     }
 
     fn post(post: Post) -> Self {
         Methods {
-            get: None,
             post: Some(post),
+            ..Methods::default()
         }
     }
 
@@ -79,6 +88,14 @@ impl Methods {
         Methods {
             get: Some(get),
             post: Some(post),
+            ..Methods::default()
+        }
+    }
+
+    fn or_delete(self, delete: Delete) -> Self {
+        Methods {
+            delete: Some(delete),
+            ..self
         }
     }
 
@@ -86,6 +103,7 @@ impl Methods {
     pub fn names(self) -> &'static str {
         match (self.get, self.post) {
             (Some(_), Some(_)) => "GET, HEAD, POST",
+            (Some(_), None) if self.delete.is_some() => "GET, HEAD, DELETE",
             (Some(_), None) => "GET, HEAD",
             _ => "POST",
         }
@@ -104,6 +122,8 @@ impl Methods {
             "/plan" => Methods::get(Get::Plan),
             "/slots" => Methods::get(Get::Slots),
             "/lora-adapters" => Methods::both(Get::Adapters, Post::Adapters),
+            "/v1/stream" => Methods::get(Get::Stream).or_delete(Delete::Stream),
+            "/v1/streams/lookup" => Methods::post(Post::StreamLookup),
             "/tokenizer_info" => Methods::get(Get::TokenizerInfo),
             "/tokenize" => Methods::post(Post::Tokenize),
             "/detokenize" => Methods::post(Post::Detokenize),

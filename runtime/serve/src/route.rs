@@ -18,8 +18,9 @@ use crate::job::Job;
 use crate::page;
 use crate::paths::{Get, Methods, Post};
 use crate::stream::{self, answer, json_response};
+use crate::stream_sessions::Conversation;
 use axum::body::Body;
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
@@ -143,10 +144,14 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
                     query,
                     caller,
                     account: Arc::clone(&account),
+                    conversation: conversation_id(&parts.headers),
                 };
                 let is_get = [Method::GET, Method::HEAD].contains(&parts.method);
                 match (methods.get, methods.post) {
                     (Some(get), _) if is_get => asked.get(get),
+                    _ if parts.method == Method::DELETE && methods.delete.is_some() => {
+                        asked.stop_stream()
+                    }
                     (_, Some(post)) if parts.method == Method::POST => {
                         let length = parts.headers.get(header::CONTENT_LENGTH);
                         let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
@@ -338,6 +343,18 @@ struct CheckedRequest<'r> {
     query: &'r str,
     caller: Caller,
     account: Arc<RequestAccount>,
+    /// Identifier of the conversation that an answer belongs to.
+    conversation: Option<String>,
+}
+
+/// Maximum number of bytes in the identifier of a conversation.
+const MAX_CONVERSATION_ID: usize = 1024;
+
+/// Returns the conversation that a request names, for an answer that can be resumed.
+fn conversation_id(headers: &HeaderMap) -> Option<String> {
+    let id = headers.get("x-conversation-id")?.to_str().ok()?;
+    let is_right = (1..=MAX_CONVERSATION_ID).contains(&id.len());
+    is_right.then(|| id.to_owned())
 }
 
 impl CheckedRequest<'_> {
@@ -355,7 +372,49 @@ impl CheckedRequest<'_> {
     fn context(&self, app: Arc<App>) -> Arc<RequestContext> {
         let large = Arc::clone(&self.hub.large);
         let account = Arc::clone(&self.account);
-        Arc::new(RequestContext::new(app, self.caller, account, large))
+        let mut context = RequestContext::new(app, self.caller, account, large);
+        context.conversation = self.conversation.clone().map(|id| Conversation {
+            sessions: Arc::clone(&self.hub.stream_sessions),
+            id,
+        });
+        Arc::new(context)
+    }
+
+    /// Returns the conversation in the query.
+    fn asked_conversation(&self) -> Result<String> {
+        let id = query_value(self.query, "conv_id").filter(|id| !id.is_empty());
+        id.ok_or_else(|| ApiError::field("conv_id", "is missing"))
+    }
+
+    /// Replays an answer from an offset, and follows it to its end.
+    fn resume_stream(&self) -> Result<Response> {
+        let id = self.asked_conversation()?;
+        let offset = query_value(self.query, "from").unwrap_or_else(|| "0".to_owned());
+        let offset = offset
+            .parse()
+            .map_err(|_| ApiError::field("from", "must be a number of bytes"))?;
+        let session = self.hub.stream_sessions.find(self.caller.owner, &id);
+        let missing = || ApiError::new(404, "there is no such stream (any more)");
+        let session = session.ok_or_else(missing)?;
+        if !session.has(offset) {
+            let message = "these bytes are no longer stored: start from a larger offset";
+            return Err(ApiError::field("from", message));
+        }
+        Ok(stream::resumed(session, offset))
+    }
+
+    fn stop_stream(&self) -> Result<Response> {
+        let id = self.asked_conversation()?;
+        self.hub.stream_sessions.cancel(self.caller.owner, &id);
+        Ok(StatusCode::NO_CONTENT.into_response())
+    }
+
+    fn look_up_streams(&self, body: &Value) -> Result<Response> {
+        /// Maximum number of conversations.
+        const MAX_IDS: usize = 1024;
+        let ids = Fields::new(body)?.texts("conversation_ids", MAX_IDS)?;
+        let found = self.hub.stream_sessions.lookup(self.caller.owner, &ids);
+        Ok(json_response(200, &found))
     }
 
     /// Returns the model that the query names, if it is loaded.
@@ -398,6 +457,7 @@ impl CheckedRequest<'_> {
                 }
             }
             Get::Adapters => props::adapters(&*self.look()?),
+            Get::Stream => return self.resume_stream(),
             Get::TokenizerInfo => tokens::info(&*self.look()?),
             Get::OllamaVersion => ollama::version(),
             Get::OllamaTags => ollama::tags(hub),
@@ -444,6 +504,7 @@ impl CheckedRequest<'_> {
                     "this server has the models that it was started with: samite pull and samite models manage others",
                 ));
             }
+            Post::StreamLookup => return self.look_up_streams(&body),
             Post::Unload => {
                 self.check_admin("unloading a model")?;
                 hub.unload(self.named(&body, false)?).await?;
@@ -563,7 +624,7 @@ impl CheckedRequest<'_> {
                 }
             }
             Post::Predict => predict(context, body).await,
-            Post::Props | Post::Unload | Post::OllamaOther => {
+            Post::Props | Post::Unload | Post::OllamaOther | Post::StreamLookup => {
                 Err(ApiError::new(500, "this is answered elsewhere"))
             }
         }

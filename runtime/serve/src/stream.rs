@@ -4,6 +4,7 @@ use crate::answer::{Choice, Update};
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::job::Job;
+use crate::stream_sessions::StreamSession;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -180,7 +181,61 @@ pub async fn answer(
         let choices = running.all().await?;
         return Ok(json_response(200, &encoder.whole(&choices)));
     }
-    Ok(streamed(context, running, job.ping_seconds, encoder))
+    let conversation = context.conversation.as_ref();
+    let session = conversation.and_then(|conversation| {
+        let sessions = &conversation.sessions;
+        sessions.create(context.caller.owner, &conversation.id)
+    });
+    Ok(streamed(
+        context,
+        running,
+        job.ping_seconds,
+        encoder,
+        session,
+    ))
+}
+
+/// Where a stream goes.
+enum Output {
+    Client(mpsc::Sender<Bytes>),
+    /// Clients read from the session.
+    Session(Arc<StreamSession>),
+}
+
+impl Output {
+    /// Sends a part. Returns whether somebody may read the next one.
+    async fn send(&self, bytes: Bytes) -> bool {
+        match self {
+            Output::Client(sender) => sender.send(bytes).await.is_ok(),
+            Output::Session(session) => {
+                session.append(&bytes);
+                true
+            }
+        }
+    }
+
+    /// Waits until nobody wants the rest.
+    async fn abandoned(&self) {
+        match self {
+            Output::Client(sender) => sender.closed().await,
+            Output::Session(session) => session.cancelled().await,
+        }
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Output::Session(session) = self {
+            session.end();
+        }
+    }
+}
+
+/// Sends the answer of a session from an offset on.
+pub fn resumed(session: Arc<StreamSession>, offset: usize) -> Response {
+    let (sender, receiver) = mpsc::channel(16);
+    tokio::spawn(async move { session.follow(offset, sender).await });
+    event_stream(receiver, false)
 }
 
 /// Streams an answer. Sends its headers at once.
@@ -189,9 +244,18 @@ fn streamed(
     mut running: Running,
     ping_seconds: u64,
     mut encoder: impl ResponseEncoder,
+    session: Option<Arc<StreamSession>>,
 ) -> Response {
     let is_lines = encoder.is_lines();
     let (sender, receiver) = mpsc::channel::<Bytes>(16);
+    let output = match session {
+        Some(session) => {
+            let followed = Arc::clone(&session);
+            tokio::spawn(async move { followed.follow(0, sender).await });
+            Output::Session(session)
+        }
+        None => Output::Client(sender),
+    };
     tokio::spawn(async move {
         // Keep the model loaded and the request's memory charged while the answer runs.
         let _context = context;
@@ -204,10 +268,10 @@ fn streamed(
         loop {
             let event = tokio::select! {
                 event = running.next() => event,
-                // The client has disconnected: cancel its requests.
-                () = sender.closed() => return,
+                // Cancels the requests.
+                () = output.abandoned() => return,
                 () = tokio::time::sleep(ping), if ping_seconds > 0 && !is_lines => {
-                    if sender.send(Bytes::from_static(b": ping\n\n")).await.is_err() {
+                    if !output.send(Bytes::from_static(b": ping\n\n")).await {
                         return;
                     }
                     continue;
@@ -219,23 +283,28 @@ fn streamed(
                 if let Update::Failed(error) = update {
                     encoder.error(error, &mut out);
                     if let Some(bytes) = out.take() {
-                        let _ = sender.send(bytes).await;
+                        output.send(bytes).await;
                     }
                     return;
                 }
                 encoder.update(&running.choices[at], update, &mut out);
             }
             if let Some(bytes) = out.take()
-                && sender.send(bytes).await.is_err()
+                && !output.send(bytes).await
             {
                 return;
             }
         }
         encoder.end(&running.choices, &mut out);
         if let Some(bytes) = out.take() {
-            let _ = sender.send(bytes).await;
+            output.send(bytes).await;
         }
     });
+    event_stream(receiver, is_lines)
+}
+
+/// Returns a response whose body arrives in parts: events, or lines of JSON.
+fn event_stream(receiver: mpsc::Receiver<Bytes>, is_lines: bool) -> Response {
     let stream = ReceiverStream::new(receiver).map(Ok::<_, Infallible>);
     let mut response = Body::from_stream(stream).into_response();
     let kind = if is_lines {

@@ -12,6 +12,7 @@ mod keys;
 mod loops;
 mod models;
 mod parrot;
+mod streams;
 mod templates;
 mod tls;
 mod tools;
