@@ -4,7 +4,7 @@ use crate::access::Caller;
 use crate::account::RequestAccount;
 use crate::app::App;
 use crate::error::Result;
-use crate::stream_sessions::Conversation;
+use crate::stream_sessions::ResumableConversation;
 use crate::turns::Turns;
 use samite_core::CancelToken;
 use std::ops::Deref;
@@ -23,7 +23,7 @@ pub struct RequestContext {
     /// Cancelled when the client disconnects.
     pub cancel: CancelToken,
     /// Conversation whose streamed answer is to be resumable.
-    pub conversation: Option<Conversation>,
+    pub conversation: Option<ResumableConversation>,
 }
 
 impl RequestContext {

@@ -18,7 +18,7 @@ use crate::job::Job;
 use crate::page;
 use crate::paths::{Get, Methods, Post};
 use crate::stream::{self, answer, json_response};
-use crate::stream_sessions::Conversation;
+use crate::stream_sessions::ResumableConversation;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -373,7 +373,7 @@ impl CheckedRequest<'_> {
         let large = Arc::clone(&self.hub.large);
         let account = Arc::clone(&self.account);
         let mut context = RequestContext::new(app, self.caller, account, large);
-        context.conversation = self.conversation.clone().map(|id| Conversation {
+        context.conversation = self.conversation.clone().map(|id| ResumableConversation {
             sessions: Arc::clone(&self.hub.stream_sessions),
             id,
         });

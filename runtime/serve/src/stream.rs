@@ -196,18 +196,18 @@ pub async fn answer(
 }
 
 /// Where a stream goes.
-enum Output {
+enum StreamSink {
     Client(mpsc::Sender<Bytes>),
     /// Clients read from the session.
     Session(Arc<StreamSession>),
 }
 
-impl Output {
+impl StreamSink {
     /// Sends a part. Returns whether somebody may read the next one.
     async fn send(&self, bytes: Bytes) -> bool {
         match self {
-            Output::Client(sender) => sender.send(bytes).await.is_ok(),
-            Output::Session(session) => {
+            StreamSink::Client(sender) => sender.send(bytes).await.is_ok(),
+            StreamSink::Session(session) => {
                 session.append(&bytes);
                 true
             }
@@ -217,15 +217,15 @@ impl Output {
     /// Waits until nobody wants the rest.
     async fn abandoned(&self) {
         match self {
-            Output::Client(sender) => sender.closed().await,
-            Output::Session(session) => session.cancelled().await,
+            StreamSink::Client(sender) => sender.closed().await,
+            StreamSink::Session(session) => session.cancelled().await,
         }
     }
 }
 
-impl Drop for Output {
+impl Drop for StreamSink {
     fn drop(&mut self) {
-        if let Output::Session(session) = self {
+        if let StreamSink::Session(session) = self {
             session.end();
         }
     }
@@ -248,13 +248,13 @@ fn streamed(
 ) -> Response {
     let is_lines = encoder.is_lines();
     let (sender, receiver) = mpsc::channel::<Bytes>(16);
-    let output = match session {
+    let sink = match session {
         Some(session) => {
             let followed = Arc::clone(&session);
             tokio::spawn(async move { followed.follow(0, sender).await });
-            Output::Session(session)
+            StreamSink::Session(session)
         }
-        None => Output::Client(sender),
+        None => StreamSink::Client(sender),
     };
     tokio::spawn(async move {
         // Keep the model loaded and the request's memory charged while the answer runs.
@@ -269,9 +269,9 @@ fn streamed(
             let event = tokio::select! {
                 event = running.next() => event,
                 // Cancels the requests.
-                () = output.abandoned() => return,
+                () = sink.abandoned() => return,
                 () = tokio::time::sleep(ping), if ping_seconds > 0 && !is_lines => {
-                    if !output.send(Bytes::from_static(b": ping\n\n")).await {
+                    if !sink.send(Bytes::from_static(b": ping\n\n")).await {
                         return;
                     }
                     continue;
@@ -283,21 +283,21 @@ fn streamed(
                 if let Update::Failed(error) = update {
                     encoder.error(error, &mut out);
                     if let Some(bytes) = out.take() {
-                        output.send(bytes).await;
+                        sink.send(bytes).await;
                     }
                     return;
                 }
                 encoder.update(&running.choices[at], update, &mut out);
             }
             if let Some(bytes) = out.take()
-                && !output.send(bytes).await
+                && !sink.send(bytes).await
             {
                 return;
             }
         }
         encoder.end(&running.choices, &mut out);
         if let Some(bytes) = out.take() {
-            output.send(bytes).await;
+            sink.send(bytes).await;
         }
     });
     event_stream(receiver, is_lines)

@@ -20,7 +20,7 @@ pub struct StreamSessions(Mutex<BTreeMap<(u64, String), Arc<StreamSession>>>);
 #[derive(Debug)]
 pub struct StreamSession {
     ring: Mutex<Ring>,
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<StreamProgress>,
     /// Seconds since 1970.
     started: u64,
 }
@@ -34,7 +34,7 @@ struct Ring {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Progress {
+struct StreamProgress {
     /// Number of bytes so far.
     total: usize,
     /// Time of the end: of this process, and in seconds since 1970.
@@ -44,7 +44,7 @@ struct Progress {
 
 /// A conversation whose answer is to be resumable.
 #[derive(Debug)]
-pub struct Conversation {
+pub struct ResumableConversation {
     pub sessions: Arc<StreamSessions>,
     pub id: String,
 }
@@ -116,7 +116,7 @@ impl StreamSessions {
             };
             ids.iter().any(is_it)
         });
-        let told = named.map(|((_, id), session)| {
+        let sessions = named.map(|((_, id), session)| {
             let progress = session.progress();
             json!({
                 "conversation_id": id,
@@ -126,7 +126,7 @@ impl StreamSessions {
                 "completed_at": progress.ended.map_or(0, |(_, seconds)| seconds),
             })
         });
-        told.collect()
+        sessions.collect()
     }
 }
 
@@ -134,7 +134,7 @@ impl StreamSession {
     /// Maximum number of bytes that can be replayed; the first ones are dropped.
     const MAX_BYTES: usize = 4 << 20;
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> StreamProgress {
         *self.progress.borrow()
     }
 
@@ -248,8 +248,8 @@ mod tests {
         sessions.cancel(1, "5");
         assert!(sessions.find(1, "5").is_none());
         sessions.create(1, "more::model").unwrap();
-        let told = sessions.lookup(1, &["more".to_owned(), "mor".to_owned()]);
-        assert_eq!(told.as_array().unwrap().len(), 2, "{told}");
-        assert_eq!(told[0]["is_done"], false);
+        let found = sessions.lookup(1, &["more".to_owned(), "mor".to_owned()]);
+        assert_eq!(found.as_array().unwrap().len(), 2, "{found}");
+        assert_eq!(found[0]["is_done"], false);
     }
 }

@@ -55,7 +55,7 @@ fn prompt_offsets(text: &str, pieces: impl Iterator<Item = Vec<u8>>) -> Vec<usiz
         let found = [&piece[..], without_space]
             .into_iter()
             .find(|piece| rest.starts_with(piece));
-        // A normalized text has other pieces: go on where one is found again.
+        // A normalized text has other pieces: continue where one is found again.
         let near = &rest[..rest.len().min(piece.len() + 16)];
         let later = || {
             near.windows(piece.len().max(1))

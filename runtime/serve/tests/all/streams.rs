@@ -85,7 +85,7 @@ fn a_stream_is_stopped_by_its_owner_only() {
         "a chat::org/model"
     );
     assert_eq!(of("DELETE", &first), 204);
-    // The client's connection ends, too.
+    // That also ends the client's connection.
     let mut rest = String::new();
     client.read_to_string(&mut rest).unwrap();
     assert_eq!(of("GET", &first), 404);
