@@ -182,7 +182,7 @@ class OpenCode(Agent):
     def script(self, work):
         reads = [call("read", filePath=f"{work}/{name}") for name in FILES]
         edit = call("edit", filePath=f"{work}/greeting.txt", oldString="old", newString="new")
-        return answers(reads, edit, call("bash", command=COMMAND, description="Count words"))
+        return answers(reads, edit, call("bash", command=COMMAND))
 
     def prepare(self, home, base):
         limit = {"context": parrot.CONTEXT, "output": 8192}
