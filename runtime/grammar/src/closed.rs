@@ -1,18 +1,8 @@
 //! Closes the objects of a schema.
 
+use crate::schema::combiners;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Keywords that apply more schemas to the same value.
-const COMBINE: [&str; 7] = [
-    "$ref",
-    "$dynamicRef",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "if",
-    "dependentSchemas",
-];
 
 /// Keywords that already say which other members an object may have or needs.
 const DECIDE: [&str; 4] = [
@@ -37,19 +27,65 @@ const DECIDE: [&str; 4] = [
 pub fn close_objects(schema: &mut Value) {
     let mut references = References::default();
     references.collect(schema, Position::Alone);
-    for (word, definitions) in DEFINITIONS
-        .iter()
-        .filter_map(|name| Some((name, schema.get(name)?)))
-    {
-        for (name, definition) in definitions.as_object().into_iter().flatten() {
-            let target = format!("#/{word}/{name}");
-            references.collect(definition, Position::Definition(&target));
-        }
-    }
+    each_definition(schema, |target, definition| {
+        references.collect(definition, Position::Definition(target));
+    });
     let open = references.open();
     // A reference of another form may lead anywhere.
     if open.iter().all(|target| is_definition(target)) {
-        close(schema, true, &open, true);
+        close(schema, Position::Alone);
+        each_definition(schema, |target, definition| {
+            let is_open = open.contains(target);
+            let position = if is_open {
+                Position::Shared
+            } else {
+                Position::Alone
+            };
+            close(definition, position);
+        });
+    }
+}
+
+/// Visits the definitions of the whole schema, each with its reference.
+fn each_definition(schema: &mut Value, mut visit: impl FnMut(&str, &mut Value)) {
+    for word in DEFINITIONS {
+        let definitions = schema.get_mut(word).and_then(Value::as_object_mut);
+        for (name, definition) in definitions.into_iter().flatten() {
+            visit(&format!("#/{word}/{name}"), definition);
+        }
+    }
+}
+
+/// Visits the schemas in a schema at `position`, except definitions, each with its position.
+fn each_part<'a>(
+    keywords: &mut Map<String, Value>,
+    position: Position<'a>,
+    mut visit: impl FnMut(&mut Value, Position<'a>),
+) {
+    let below = position.below(keywords);
+    for (keyword, value) in keywords {
+        match (keyword.as_str(), value) {
+            ("properties" | "patternProperties", Value::Object(schemas)) => {
+                schemas
+                    .values_mut()
+                    .for_each(|one| visit(one, Position::Alone));
+            }
+            ("anyOf" | "oneOf", Value::Array(list)) => {
+                list.iter_mut().for_each(|one| visit(one, below));
+            }
+            ("allOf", Value::Array(list)) => {
+                let is_one = list.len() == 1;
+                let position = if is_one { below } else { Position::Shared };
+                list.iter_mut().for_each(|one| visit(one, position));
+            }
+            ("prefixItems" | "items", Value::Array(list)) => {
+                list.iter_mut().for_each(|one| visit(one, Position::Alone));
+            }
+            ("items" | "additionalItems" | "additionalProperties", one) => {
+                visit(one, Position::Alone);
+            }
+            _ => {}
+        }
     }
 }
 
@@ -76,6 +112,19 @@ enum Position<'a> {
     Definition(&'a str),
 }
 
+impl Position<'_> {
+    /// Returns the position of the schemas that a schema at this position combines.
+    fn below(self, keywords: &Map<String, Value>) -> Self {
+        let others = DECIDE.iter().chain(&["properties", "required"]);
+        let has_others = others.into_iter().any(|word| keywords.contains_key(*word));
+        if combiners(keywords) == 1 && !has_others {
+            self
+        } else {
+            Position::Shared
+        }
+    }
+}
+
 /// References of a schema.
 #[derive(Default)]
 struct References {
@@ -87,20 +136,15 @@ struct References {
 
 impl References {
     /// Collects the references in a schema, except those in definitions of the whole schema.
-    fn collect(&mut self, schema: &Value, position: Position<'_>) {
+    fn collect(&mut self, schema: &mut Value, position: Position<'_>) {
         let Value::Object(keywords) = schema else {
             return;
-        };
-        let below = if has_one_combiner(keywords) {
-            position
-        } else {
-            Position::Shared
         };
         for word in ["$ref", "$dynamicRef"] {
             let Some(Value::String(target)) = keywords.get(word) else {
                 continue;
             };
-            match below {
+            match position.below(keywords) {
                 Position::Alone => {}
                 Position::Shared => {
                     self.shared.insert(target.clone());
@@ -111,34 +155,9 @@ impl References {
                 }
             }
         }
-        for (keyword, value) in keywords {
-            match (keyword.as_str(), value) {
-                ("properties" | "patternProperties", Value::Object(schemas)) => {
-                    schemas
-                        .values()
-                        .for_each(|one| self.collect(one, Position::Alone));
-                }
-                ("anyOf" | "oneOf", Value::Array(list)) => {
-                    list.iter().for_each(|one| self.collect(one, below));
-                }
-                ("allOf", Value::Array(list)) => {
-                    let position = if list.len() == 1 {
-                        below
-                    } else {
-                        Position::Shared
-                    };
-                    list.iter().for_each(|one| self.collect(one, position));
-                }
-                ("prefixItems" | "items", Value::Array(list)) => {
-                    list.iter()
-                        .for_each(|one| self.collect(one, Position::Alone));
-                }
-                ("items" | "additionalItems" | "additionalProperties", one) => {
-                    self.collect(one, Position::Alone);
-                }
-                _ => {}
-            }
-        }
+        each_part(keywords, position, |part, position| {
+            self.collect(part, position)
+        });
     }
 
     /// Returns the references to schemas that others add members to.
@@ -155,63 +174,15 @@ impl References {
     }
 }
 
-/// Returns whether a schema consists of one keyword that applies other schemas.
-fn has_one_combiner(keywords: &Map<String, Value>) -> bool {
-    let count = COMBINE
-        .iter()
-        .filter(|word| keywords.contains_key(**word))
-        .count();
-    let others = DECIDE.iter().chain(&["properties", "required"]);
-    count == 1 && !others.into_iter().any(|word| keywords.contains_key(*word))
-}
-
-/// Closes the objects of a schema. If `is_alone`, no other schema applies to the same value. The
-/// definitions of the whole schema, which `is_root` marks, are closed except for the `open` ones.
-fn close(schema: &mut Value, is_alone: bool, open: &BTreeSet<String>, is_root: bool) {
+/// Closes the objects of a schema, except those in definitions of the whole schema.
+fn close(schema: &mut Value, position: Position<'_>) {
     let Value::Object(keywords) = schema else {
         return;
     };
-    let is_combined = COMBINE.iter().any(|word| keywords.contains_key(*word));
-    if is_alone && !is_combined && can_close(keywords) {
+    if matches!(position, Position::Alone) && combiners(keywords) == 0 && can_close(keywords) {
         keywords.insert("additionalProperties".to_owned(), false.into());
     }
-    let is_alone = is_alone && has_one_combiner(keywords);
-    for (keyword, value) in keywords.iter_mut() {
-        match (keyword.as_str(), value) {
-            (word @ ("$defs" | "definitions"), Value::Object(schemas)) if is_root => {
-                for (name, one) in schemas.iter_mut() {
-                    close(
-                        one,
-                        !open.contains(&format!("#/{word}/{name}")),
-                        open,
-                        false,
-                    );
-                }
-            }
-            ("properties" | "patternProperties", Value::Object(schemas)) => {
-                schemas
-                    .values_mut()
-                    .for_each(|one| close(one, true, open, false));
-            }
-            ("anyOf" | "oneOf", Value::Array(list)) => {
-                list.iter_mut()
-                    .for_each(|one| close(one, is_alone, open, false));
-            }
-            ("allOf", Value::Array(list)) => {
-                let is_alone = is_alone && list.len() == 1;
-                list.iter_mut()
-                    .for_each(|one| close(one, is_alone, open, false));
-            }
-            ("prefixItems" | "items", Value::Array(list)) => {
-                list.iter_mut()
-                    .for_each(|one| close(one, true, open, false));
-            }
-            ("items" | "additionalItems" | "additionalProperties", one) => {
-                close(one, true, open, false);
-            }
-            _ => {}
-        }
-    }
+    each_part(keywords, position, close);
 }
 
 /// Returns whether an object's schema names all members that it needs, and leaves others open.
@@ -300,6 +271,44 @@ mod tests {
             json!(true),
         ] {
             assert_eq!(closed(open.clone()), open);
+        }
+    }
+
+    #[test]
+    fn objects_are_closed_if_one_schema_lists_all_members() {
+        let member = || json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let closed_member = || {
+            json!({"type": "object", "properties": {"a": {"type": "integer"}},
+            "additionalProperties": false})
+        };
+        for (open, wanted) in [
+            (member(), closed_member()),
+            (
+                json!({"properties": {"x": member()}, "additionalProperties": true}),
+                json!({"properties": {"x": closed_member()}, "additionalProperties": true}),
+            ),
+            (
+                json!({"oneOf": [member(), {"type": "null"}]}),
+                json!({"oneOf": [closed_member(), {"type": "null"}]}),
+            ),
+            (
+                json!({"properties": {}, "oneOf": [member()]}),
+                json!({"properties": {}, "oneOf": [member()]}),
+            ),
+            (
+                json!({"allOf": [member(), member()]}),
+                json!({"allOf": [member(), member()]}),
+            ),
+            (
+                json!({"items": member(), "$defs": {"D": member()}}),
+                json!({"items": closed_member(), "$defs": {"D": closed_member()}}),
+            ),
+            (
+                json!({"prefixItems": [member()], "additionalProperties": member()}),
+                json!({"prefixItems": [closed_member()], "additionalProperties": closed_member()}),
+            ),
+        ] {
+            assert_eq!(closed(open.clone()), wanted, "{open}");
         }
     }
 

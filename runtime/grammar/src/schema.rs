@@ -63,10 +63,9 @@ fn says_nothing(schema: &Map<String, Value>, keyword: &str, value: &Value) -> bo
     }
 }
 
-/// Returns the keyword that replaces an `unevaluated…` keyword if no other schemas apply to the
-/// same value.
-fn instead(schema: &Map<String, Value>, keyword: &str) -> Option<&'static str> {
-    const OTHERS: [&str; 7] = [
+/// Returns the number of keywords that apply more schemas to the same value.
+pub fn combiners(schema: &Map<String, Value>) -> usize {
+    const COMBINERS: [&str; 7] = [
         "$ref",
         "$dynamicRef",
         "allOf",
@@ -75,7 +74,14 @@ fn instead(schema: &Map<String, Value>, keyword: &str) -> Option<&'static str> {
         "if",
         "dependentSchemas",
     ];
-    let is_alone = !OTHERS.iter().any(|other| schema.contains_key(*other));
+    let found = COMBINERS.iter().filter(|word| schema.contains_key(**word));
+    found.count()
+}
+
+/// Returns the keyword that replaces an `unevaluated…` keyword if no other schemas apply to the
+/// same value.
+fn instead(schema: &Map<String, Value>, keyword: &str) -> Option<&'static str> {
+    let is_alone = combiners(schema) == 0;
     match keyword {
         "unevaluatedItems" if is_alone => Some("items"),
         "unevaluatedProperties" if is_alone => Some("additionalProperties"),
