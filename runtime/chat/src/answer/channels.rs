@@ -118,18 +118,22 @@ impl ChannelMachine {
         self.buffer.push_str(text);
         while self.step(is_end, sink) {}
         if is_end {
-            let wrapper = self
-                .channels
-                .wrapper
-                .filter(|_| self.state == State::Body(Body::Wrapped));
-            if let (Some(inner), Some([.., close])) = (&mut self.inner, wrapper) {
-                inner.run(close, false, sink);
-            }
-            if let Some(inner) = &mut self.inner {
-                inner.run("", true, sink);
-            }
+            self.end_inner(sink);
             sink.end();
         }
+    }
+
+    /// Ends the text for the parser of the content, and a call that its header wraps.
+    fn end_inner(&mut self, sink: &mut Sink) {
+        let Some(inner) = &mut self.inner else {
+            return;
+        };
+        if self.state == State::Body(Body::Wrapped)
+            && let Some([.., close]) = self.channels.wrapper
+        {
+            inner.run(close, false, sink);
+        }
+        inner.run("", true, sink);
     }
 
     fn step(&mut self, is_end: bool, sink: &mut Sink) -> bool {
@@ -282,11 +286,7 @@ impl ChannelMachine {
         match find(&self.buffer, marks, is_end) {
             Found::Mark { at, number } => {
                 self.tell(body, at, sink);
-                if let Some(inner) = &mut self.inner {
-                    let wrapper = self.channels.wrapper.filter(|_| body == Body::Wrapped);
-                    inner.run(wrapper.map_or("", |[.., close]| close), false, sink);
-                    inner.run("", true, sink);
-                }
+                self.end_inner(sink);
                 self.renew();
                 sink.end();
                 if let Some(end) = ends.get(number) {

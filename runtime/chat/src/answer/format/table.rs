@@ -88,6 +88,16 @@ const fn tagged(name: &'static str, calls: TaggedCalls) -> Format {
     }
 }
 
+const fn channels(name: &'static str, channels: Channels) -> Format {
+    Format {
+        name,
+        thoughts: &[],
+        hidden: &[],
+        calls: Calls::Channels(channels),
+        ids: Ids::Made,
+    }
+}
+
 const FUNCTION_TAGS: TaggedCalls = TaggedCalls {
     section: Some(("<tool_call>", "</tool_call>")),
     open: "<function=",
@@ -567,67 +577,54 @@ pub const LFM2: Format = Format {
     }),
     ids: Ids::Made,
 };
+const HARMONY_CHANNELS: Channels = Channels {
+    starts: &["<|start|>", "<|channel|>"],
+    message: "<|message|>",
+    to_user: "<|channel|>final<|message|>",
+    ends: &["<|end|>", "<|call|>", "<|return|>"],
+    thoughts: &["analysis"],
+    marks: &["<|channel|>", "<|constrain|>"],
+    words: &[
+        "assistant",
+        "user",
+        "analysis",
+        "commentary",
+        "final",
+        "json",
+        "code",
+    ],
+    inner: None,
+    wrapper: None,
+    is_spaced: false,
+};
 /// gpt-oss.
-pub const HARMONY: Format = Format {
-    name: "harmony",
-    thoughts: &[],
-    hidden: &[],
-    calls: Calls::Channels(Channels {
-        starts: &["<|start|>", "<|channel|>"],
-        message: "<|message|>",
-        to_user: "<|channel|>final<|message|>",
-        ends: &["<|end|>", "<|call|>", "<|return|>"],
-        thoughts: &["analysis"],
-        marks: &["<|channel|>", "<|constrain|>"],
+pub const HARMONY: Format = channels("harmony", HARMONY_CHANNELS);
+/// LLM-jp 4.1: gpt-oss's format by a tokenizer that writes a space after each mark.
+pub const LLM_JP_HARMONY: Format = channels(
+    "llm-jp-harmony",
+    Channels {
+        to_user: "<|channel|> final<|message|>",
+        is_spaced: true,
+        ..HARMONY_CHANNELS
+    },
+);
+/// gpt-oss's format with tagged arguments.
+pub const HARMONY_XML: Format = channels(
+    "harmony-xml",
+    Channels {
         words: &[
             "assistant",
             "user",
             "analysis",
             "commentary",
             "final",
-            "json",
-            "code",
+            "xml",
         ],
-        inner: None,
-        wrapper: None,
-        is_spaced: false,
-    }),
-    ids: Ids::Made,
-};
-/// LLM-jp 4.1: gpt-oss's format by a tokenizer that writes a space after each mark.
-pub const LLM_JP_HARMONY: Format = match HARMONY.calls {
-    Calls::Channels(channels) => Format {
-        name: "llm-jp-harmony",
-        calls: Calls::Channels(Channels {
-            to_user: "<|channel|> final<|message|>",
-            is_spaced: true,
-            ..channels
-        }),
-        ..HARMONY
+        inner: Some(&RFL_TAGS),
+        wrapper: Some(["<rfl:call name=\"", "\">", "</rfl:call>"]),
+        ..HARMONY_CHANNELS
     },
-    _ => HARMONY,
-};
-/// gpt-oss's format with tagged arguments.
-pub const HARMONY_XML: Format = match HARMONY.calls {
-    Calls::Channels(channels) => Format {
-        name: "harmony-xml",
-        calls: Calls::Channels(Channels {
-            words: &[
-                "assistant",
-                "user",
-                "analysis",
-                "commentary",
-                "final",
-                "xml",
-            ],
-            inner: Some(&RFL_TAGS),
-            wrapper: Some(["<rfl:call name=\"", "\">", "</rfl:call>"]),
-            ..channels
-        }),
-        ..HARMONY
-    },
-    _ => HARMONY,
-};
+);
 const RFL_TAGS: Format = Format {
     thoughts: &[],
     ..tagged(
@@ -643,11 +640,9 @@ const RFL_TAGS: Format = Format {
     )
 };
 /// Muse Glimmer and Spark: channels, with tagged calls within those of tools.
-pub const MUSE: Format = Format {
-    name: "muse",
-    thoughts: &[],
-    hidden: &[],
-    calls: Calls::Channels(Channels {
+pub const MUSE: Format = channels(
+    "muse",
+    Channels {
         starts: &["<|start|>"],
         message: "<|message|>",
         to_user: "to=user<|message|>",
@@ -658,9 +653,8 @@ pub const MUSE: Format = Format {
         inner: Some(&MUSE_TAGS),
         wrapper: None,
         is_spaced: false,
-    }),
-    ids: Ids::Made,
-};
+    },
+);
 const MUSE_TAGS: Format = Format {
     thoughts: &[],
     ..tagged(
