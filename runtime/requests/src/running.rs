@@ -12,6 +12,11 @@ use samite_text::{LogProbabilities, Sampler, Tokenizer};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+/// Returns the overlap of two ranges.
+pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    a.start.max(b.start)..a.end.min(b.end)
+}
+
 /// A request, from its submission to its end.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -131,17 +136,12 @@ impl Running {
         }
     }
 
-    /// Returns the first token whose logits are needed to predict the prompt, if any are.
-    pub fn first_unscored(&self) -> Option<usize> {
-        let is_left = self.request.prompt_logprobs.is_some() && self.n_scored < self.n_prompt;
-        is_left.then(|| self.n_scored - 1)
-    }
-
-    /// Returns whether the logits of the token at `place` predict a prompt token whose
-    /// log-probability is to be sent.
-    pub fn wants_score(&self, place: usize) -> bool {
-        let is_wanted = self.request.prompt_logprobs.is_some();
-        is_wanted && (self.n_scored..self.n_prompt).contains(&(place + 1))
+    /// Returns the tokens whose logits predict prompt tokens with log-probabilities to be sent.
+    pub fn unscored(&self) -> Range<usize> {
+        match self.request.prompt_logprobs {
+            Some(_) => self.n_scored - 1..self.n_prompt - 1,
+            None => 0..0,
+        }
     }
 
     /// Sends the log-probabilities of the prompt tokens after those at `places`. The logits of the
@@ -152,23 +152,18 @@ impl Running {
         places: Range<usize>,
         index: usize,
     ) -> Result<(), Error> {
-        let Some(count) = self.request.prompt_logprobs else {
+        let wanted = overlap(&self.unscored(), &places);
+        let Some(count) = self.request.prompt_logprobs.filter(|_| !wanted.is_empty()) else {
             return Ok(());
         };
-        let mut scores = Vec::new();
-        for (place, index) in places.zip(index..) {
-            if !self.wants_score(place) {
-                continue;
-            }
-            let token = self.tokens[place + 1];
-            let found = LogProbabilities::new(context.read_logits(index)?, token, count);
-            let found = found.ok_or(Error::NotFinite { token: place })?;
-            scores.push(found.into());
-            self.n_scored += 1;
+        let mut scores = Vec::with_capacity(wanted.len());
+        for place in wanted {
+            let logits = context.read_logits(index + place - places.start)?;
+            let found = LogProbabilities::new(logits, self.tokens[place + 1], count);
+            scores.push(found.ok_or(Error::NotFinite { token: place })?.into());
         }
-        if !scores.is_empty() {
-            self.event_queue.send(Event::PromptLogprobs(scores));
-        }
+        self.n_scored += scores.len();
+        self.event_queue.send(Event::PromptLogprobs(scores));
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use super::{Active, Engine};
 use crate::event::FailureKind;
 use crate::request::Shift;
+use crate::running::overlap;
 use samite_llm::{Error, Finish, TEMPLATE_TAIL};
 use std::time::Instant;
 
@@ -147,14 +148,15 @@ impl Engine {
         let Active {
             running, decoded, ..
         } = &self.active[at];
-        let Some(first) = running.first_unscored() else {
+        let unscored = running.unscored();
+        if unscored.is_empty() {
             return (count, 0);
-        };
+        }
         // Parts do not depend on what was sent before a preemption.
         let first = if self.options.deterministic {
             *decoded
         } else {
-            first.max(*decoded)
+            unscored.start.max(*decoded)
         };
         let count = count.min(first - decoded + left);
         (count, (decoded + count).saturating_sub(first))
@@ -198,6 +200,7 @@ impl Engine {
         let active = &self.active[at];
         let end = active.decoded + count;
         let first = self.batch.len();
+        let unscored = active.running.unscored();
         let is_last = end == active.running.tokens.len();
         // Without flash attention, cells that are not finite corrupt other sequences, so the step
         // that writes them must detect them.
@@ -205,7 +208,7 @@ impl Engine {
             is_last && active.running.request.max_tokens != Some(0) || !self.skips_hidden_cells();
         for place in active.decoded..end {
             let position = i32::try_from(place).unwrap_or(i32::MAX);
-            let wants = wants_row && place + 1 == end || active.running.wants_score(place);
+            let wants = wants_row && place + 1 == end || unscored.contains(&place);
             let sequence = active.sequence as u32;
             self.batch
                 .add(active.running.tokens[place], position, &[sequence], wants);
@@ -291,7 +294,8 @@ impl Engine {
             let Active {
                 running, decoded, ..
             } = &mut self.active[at];
-            if (*decoded..*decoded + part.count).any(|place| running.wants_score(place)) {
+            let places = *decoded..*decoded + part.count;
+            if !overlap(&running.unscored(), &places).is_empty() {
                 return None;
             }
             if part.row.is_some() && running.request.max_tokens != Some(0) {
