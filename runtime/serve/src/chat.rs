@@ -103,6 +103,13 @@ struct Tools {
     is_named: bool,
 }
 
+/// Shows all deferred functions, for requests in which nothing would find them.
+pub fn show_deferred(functions: &mut [Value]) {
+    for function in functions {
+        function["defer_loading"] = false.into();
+    }
+}
+
 /// Reads `tools` and `tool_choice`.
 fn tools(fields: &Fields<'_>) -> Result<Tools> {
     let list = fields.list("tools")?.unwrap_or_default();
@@ -383,8 +390,7 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<Job> {
     let conversation = Conversation::read(context, &fields)?;
     let reasoning = reasoning_format(context, &fields)?;
     let (prompt, tokens) = conversation.tokens(context)?;
-    let tools = [&conversation.options.tools[..], &conversation.deferred].concat();
-    let tools = &tools;
+    let tools = &[&conversation.options.tools[..], &conversation.deferred].concat();
     let has_tools = !tools.is_empty();
     let format = context.template.format(has_tools);
     let options = AnswerOptions {

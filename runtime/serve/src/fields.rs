@@ -75,6 +75,11 @@ impl<'a> Fields<'a> {
         names.iter().find_map(|&name| Some((name, value(name)?)))
     }
 
+    /// Returns the value of a field, or null.
+    pub fn value(&self, name: &str) -> &'a Value {
+        self.get(&[name]).map_or(&Value::Null, |(_, value)| value)
+    }
+
     pub fn has(&self, name: &str) -> bool {
         self.get(&[name]).is_some()
     }
@@ -165,6 +170,11 @@ impl<'a> Fields<'a> {
                 Err(self.wrong(name, format!("must be a string, and is {}", kind(other))))
             }
         }
+    }
+
+    pub fn required_text(&self, name: &str) -> Result<&'a str> {
+        let text = self.text(&[name])?;
+        text.ok_or_else(|| self.wrong(name, "is missing"))
     }
 
     pub fn list(&self, name: &str) -> Result<Option<&'a [Value]>> {

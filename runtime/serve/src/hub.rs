@@ -130,10 +130,7 @@ impl Hub {
     pub fn single(app: App) -> Self {
         let options = app.options.clone();
         let entry = Entry {
-            names: match &options.aliases[..] {
-                [] => vec![app.model_id()],
-                aliases => aliases.to_vec(),
-            },
+            names: options.names(app.model_id()),
             path: app.model.path().to_owned(),
             source: None,
             state: Mutex::new(State {

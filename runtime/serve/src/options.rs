@@ -122,6 +122,15 @@ impl ServeOptions {
         let alias = self.aliases.first().cloned();
         alias.or(file).unwrap_or_else(|| model.name().to_owned())
     }
+
+    /// Returns the names of a server's only model: its aliases, or else `id`.
+    pub fn names(&self, id: String) -> Vec<String> {
+        if self.aliases.is_empty() {
+            vec![id]
+        } else {
+            self.aliases.clone()
+        }
+    }
 }
 
 impl Default for ServeOptions {

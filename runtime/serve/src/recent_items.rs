@@ -92,7 +92,7 @@ mod tests {
         for number in 0..most {
             store(2, &[item(number)]);
         }
-        // The owner with the most items loses its oldest ones, and nobody else does.
+        // Only the owner with the most items loses its oldest ones.
         assert_eq!(items.find(1, "msg_0"), Some(item(0)));
         assert_eq!(items.find(2, "msg_0"), None);
         assert!(items.find(2, &format!("msg_{}", most - 1)).is_some());

@@ -16,7 +16,7 @@ use crate::fields::Fields;
 use crate::hub::Hub;
 use crate::job::Job;
 use crate::page;
-use crate::paths::{Get, Methods, Post};
+use crate::paths::{Delete, Get, Methods, Post};
 use crate::stream::{self, answer, json_response};
 use crate::stream_sessions::ResumableConversation;
 use axum::body::Body;
@@ -147,12 +147,12 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
                     conversation: conversation_id(&parts.headers),
                 };
                 let is_get = [Method::GET, Method::HEAD].contains(&parts.method);
-                match (methods.get, methods.post) {
-                    (Some(get), _) if is_get => asked.get(get),
-                    _ if parts.method == Method::DELETE && methods.delete.is_some() => {
+                match (methods.get, methods.post, methods.delete) {
+                    (Some(get), ..) if is_get => asked.get(get),
+                    (.., Some(Delete::Stream)) if parts.method == Method::DELETE => {
                         asked.stop_stream()
                     }
-                    (_, Some(post)) if parts.method == Method::POST => {
+                    (_, Some(post), _) if parts.method == Method::POST => {
                         let length = parts.headers.get(header::CONTENT_LENGTH);
                         let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
                         let (body, account) = (Body::new(body), &asked.account);

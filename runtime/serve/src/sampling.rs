@@ -183,8 +183,8 @@ pub fn probabilities(fields: &Fields<'_>) -> Result<(Option<usize>, bool)> {
             let top = fields.count(&["top_logprobs"], MOST)?;
             is_on.then(|| top.unwrap_or(0))
         }
-        // OpenAI's completions ask for a token's own probability with 0. For llama-server's field, 0
-        // is none.
+        // In OpenAI's completions, 0 asks for a token's own probability. In llama-server's field, it
+        // asks for none.
         Some((name, _)) => {
             let count = fields.count(&[name], MOST)?;
             count.filter(|&count| count > 0 || name == "logprobs")

@@ -203,7 +203,7 @@ enum StreamSink {
 }
 
 impl StreamSink {
-    /// Sends a part. Returns whether somebody may read the next one.
+    /// Sends a part. Returns whether the next one may be read.
     async fn send(&self, bytes: Bytes) -> bool {
         match self {
             StreamSink::Client(sender) => sender.send(bytes).await.is_ok(),
@@ -214,7 +214,7 @@ impl StreamSink {
         }
     }
 
-    /// Waits until nobody wants the rest.
+    /// Waits until the client disconnects, or until the session is cancelled.
     async fn abandoned(&self) {
         match self {
             StreamSink::Client(sender) => sender.closed().await,

@@ -182,7 +182,7 @@ impl StreamSession {
         Some(bytes.copied().collect())
     }
 
-    /// Sends the answer from `offset` on until it ends, or until nobody receives it.
+    /// Sends the answer from `offset` on until it ends, or until the receiver is dropped.
     pub async fn follow(&self, mut offset: usize, sender: mpsc::Sender<Bytes>) {
         let mut changes = self.progress.subscribe();
         loop {

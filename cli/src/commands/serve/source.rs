@@ -38,10 +38,7 @@ impl ModelSource {
             _ => PathBuf::new(),
         };
         ServedModel {
-            names: match &self.options.aliases[..] {
-                [] => vec![name],
-                aliases => aliases.to_vec(),
-            },
+            names: self.options.names(name),
             path,
             source: Box::new(self),
         }

@@ -32,8 +32,7 @@ fn messages(
     out: &mut Vec<Value>,
 ) -> Result<()> {
     let fields = Fields::from_value(place, message)?;
-    let role = fields.text(&["role"])?;
-    let role = role.ok_or_else(|| ApiError::field(format!("{place}.role"), "is missing"))?;
+    let role = fields.required_text("role")?;
     if !["user", "assistant", "system"].contains(&role) {
         return Err(ApiError::field(
             format!("{place}.role"),
@@ -56,9 +55,7 @@ fn messages(
         let block = Fields::from_value(&place, block)?;
         match block.text(&["type"])?.unwrap_or("text") {
             "text" => {
-                let text = block.text(&["text"])?;
-                let text =
-                    text.ok_or_else(|| ApiError::field(format!("{place}.text"), "is missing"))?;
+                let text = block.required_text("text")?;
                 parts.push(json!({"type": "text", "text": text}));
             }
             "thinking" => thoughts.push_str(block.text(&["thinking"])?.unwrap_or_default()),
@@ -67,9 +64,7 @@ fn messages(
                 return Err(ApiError::image(place));
             }
             "tool_use" => {
-                let name = block.text(&["name"])?;
-                let name =
-                    name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;
+                let name = block.required_text("name")?;
                 let input = block
                     .get(&["input"])
                     .map_or_else(|| json!({}), |(_, v)| v.clone());
@@ -80,9 +75,7 @@ fn messages(
                 }));
             }
             "tool_result" => {
-                let content = block
-                    .get(&["content"])
-                    .map_or(&Value::Null, |(_, value)| value);
+                let content = block.value("content");
                 let place = format!("{place}.content");
                 let found = |kind: &str, item: &Fields<'_>| {
                     (kind == "tool_reference").then(|| tools.take(item))
@@ -139,9 +132,7 @@ impl Declarations {
 
     /// Returns the declaration that a result refers to. Later references get the name only.
     fn take(&mut self, reference: &Fields<'_>) -> String {
-        let name = reference
-            .get(&["tool_name"])
-            .map_or(&Value::Null, |(_, name)| name);
+        let name = reference.value("tool_name");
         let declared = name.as_str().and_then(|name| self.0.remove(name));
         declared.as_ref().unwrap_or(name).to_string()
     }
@@ -168,8 +159,7 @@ fn functions(fields: &Fields<'_>) -> Result<Vec<Value>> {
     for (i, tool) in tools.iter().enumerate() {
         let place = format!("tools[{i}]");
         let tool = Fields::from_value(&place, tool)?;
-        let name = tool.text(&["name"])?;
-        let name = name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;
+        let name = tool.required_text("name")?;
         let Some((_, schema)) = tool.get(&["input_schema"]) else {
             // A tool that Anthropic's servers run.
             let kind = tool.text(&["type"])?.unwrap_or_default();
@@ -187,10 +177,7 @@ fn functions(fields: &Fields<'_>) -> Result<Vec<Value>> {
         }));
     }
     if has_foreign_search {
-        // Nothing would find deferred tools.
-        for function in &mut functions {
-            function["defer_loading"] = false.into();
-        }
+        chat::show_deferred(&mut functions);
     }
     Ok(functions)
 }
@@ -252,8 +239,7 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
         let wanted = match choice.text(&["type"])?.unwrap_or("auto") {
             "any" => json!("required"),
             "tool" => {
-                let name = choice.text(&["name"])?;
-                let name = name.ok_or_else(|| ApiError::field("tool_choice.name", "is missing"))?;
+                let name = choice.required_text("name")?;
                 json!({"type": "function", "function": {"name": name}})
             }
             known @ ("auto" | "none") => json!(known),
@@ -269,11 +255,8 @@ fn translated(body: &Value, needs_limit: bool) -> Result<Value> {
         request.insert("parallel_tool_calls".to_owned(), is_parallel.into());
     }
     let config = fields.fields("output_config")?;
-    if let Some(effort) = config
-        .as_ref()
-        .map(|config| config.text(&["effort"]))
-        .transpose()?
-        .flatten()
+    if let Some(config) = &config
+        && let Some(effort) = config.text(&["effort"])?
     {
         request.insert("reasoning_effort".to_owned(), effort.into());
     }

@@ -213,8 +213,7 @@ pub fn infill(context: &RequestContext, body: &Value) -> Result<(Job, bool)> {
     {
         let place = format!("input_extra[{i}]");
         let entry = Fields::from_value(&place, entry)?;
-        let text = entry.text(&["text"])?;
-        let text = text.ok_or_else(|| ApiError::field(format!("{place}.text"), "is missing"))?;
+        let text = entry.required_text("text")?;
         let name = entry.text(&["filename"])?.unwrap_or("tmp");
         context.check_length(&place, text)?;
         let snippet = format!("\n\n--- snippet ---\n\n{name}\n{text}");

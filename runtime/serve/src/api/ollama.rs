@@ -520,8 +520,7 @@ pub fn embed(context: &RequestContext, body: &Value) -> Result<Value> {
 /// Computes the embedding of one text.
 pub fn embeddings(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
-    let prompt = fields.text(&["prompt"])?;
-    let prompt = prompt.ok_or_else(|| ApiError::field("prompt", "is missing"))?;
+    let prompt = fields.required_text("prompt")?;
     let mut found = embeddings::openai_or_cut(context, &json!({"input": prompt}), true)?;
     Ok(json!({"embedding": found["data"][0]["embedding"].take()}))
 }

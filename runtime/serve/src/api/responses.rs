@@ -341,7 +341,7 @@ impl ResponsesEncoder {
     fn call_item(&self, id: &str, function: &str, arguments: &str, status: &str) -> Value {
         let tool = self.tools.tool_for(function);
         let mut item = json!({"id": self.item, "status": status, "call_id": id});
-        let kind = self.kind_of(function);
+        let kind = tool.map_or(ToolKind::Function, |tool| tool.kind);
         if kind != ToolKind::Search {
             item["name"] = tool.map_or(function, |tool| &tool.name).into();
         }
@@ -564,9 +564,9 @@ impl ResponseEncoder for ResponsesEncoder {
                 };
                 arguments.push_str(text);
                 let value = json!({"item_id": self.item, "delta": text});
-                let name = name.clone();
                 // The input of a custom tool is known once its arguments are complete.
-                if self.kind_of(&name) == ToolKind::Function {
+                let tool = self.tools.tool_for(name);
+                if tool.is_none_or(|tool| tool.kind == ToolKind::Function) {
                     self.delta("response.function_call_arguments.delta", value, choice, out);
                 }
             }

@@ -76,8 +76,7 @@ fn path(context: &RequestContext, body: &Value) -> Result<(String, PathBuf)> {
             "this server does not save slots: start it with --slot-save-path FOLDER",
         )
     })?;
-    let name = fields.text(&["filename"])?;
-    let name = name.ok_or_else(|| ApiError::field("filename", "is missing"))?;
+    let name = fields.required_text("filename")?;
     let is_plain = |c: char| !c.is_control() && !"/\\:*?\"<>|".contains(c);
     let is_name = !name.is_empty()
         && name.len() <= 200

@@ -107,16 +107,11 @@ impl Messages {
     }
 
     fn add(&mut self, place: &str, item: &Fields<'_>, tools: &ClientTools) -> Result<()> {
-        let needed = |name: &str| {
-            let text = item.text(&[name])?;
-            text.ok_or_else(|| ApiError::field(format!("{place}.{name}"), "is missing"))
-        };
-        let value = |name: &str| item.get(&[name]).map_or(&Value::Null, |(_, value)| value);
         let kind = item.text(&["type"])?.unwrap_or("message");
         match kind {
             "message" => {
-                let role = needed("role")?;
-                let said = PARTS.read(&format!("{place}.content"), value("content"))?;
+                let role = item.required_text("role")?;
+                let said = PARTS.read(&format!("{place}.content"), item.value("content"))?;
                 match role {
                     // All leading system texts form one system message.
                     "system" | "developer" if self.list.is_empty() => self.system.push(said),
@@ -133,12 +128,12 @@ impl Messages {
                 let arguments = match kind {
                     "function_call" => item.text(&["arguments"])?.unwrap_or("{}").to_owned(),
                     "custom_tool_call" => arguments_for(item.text(&["input"])?.unwrap_or_default()),
-                    _ if value("arguments").is_null() => "{}".to_owned(),
-                    _ => value("arguments").to_string(),
+                    _ if item.value("arguments").is_null() => "{}".to_owned(),
+                    _ => item.value("arguments").to_string(),
                 };
                 let name = match kind {
                     "tool_search_call" => SEARCH,
-                    _ => needed("name")?,
+                    _ => item.required_text("name")?,
                 };
                 let call = json!({
                     "id": item.text(&["call_id", "id"])?.unwrap_or_default(),
@@ -153,10 +148,10 @@ impl Messages {
             "function_call_output" | "custom_tool_call_output" | "tool_search_output" => {
                 self.thoughts.clear();
                 let content = match kind {
-                    "tool_search_output" => value("tools").to_string(),
+                    "tool_search_output" => item.value("tools").to_string(),
                     _ => {
                         let place = format!("{place}.output");
-                        PARTS.read_result(&place, value("output"), |_, _| None)?
+                        PARTS.read_result(&place, item.value("output"), |_, _| None)?
                     }
                 };
                 self.push(

@@ -51,8 +51,7 @@ const INPUT: &str = "input";
 const MAX_NAME: usize = 256;
 
 fn required_name<'a>(tool: &Fields<'a>, place: &str) -> Result<&'a str> {
-    let name = tool.text(&["name"])?;
-    let name = name.ok_or_else(|| ApiError::field(format!("{place}.name"), "is missing"))?;
+    let name = tool.required_text("name")?;
     // A namespace is copied for each of its tools.
     if name.len() > MAX_NAME {
         let message = format!("must have at most {MAX_NAME} characters");
@@ -146,15 +145,15 @@ impl ClientTools {
             let message = format!("{} are allowed", chat::MOST);
             return Err(ApiError::field(place, message));
         }
+        let qualified = format!("{}__{name}", namespace.unwrap_or_default());
         let mut function = name.to_owned();
-        for number in 1.. {
-            if !self.by_function.contains_key(&function) {
-                break;
-            }
+        let mut number = 1;
+        while self.by_function.contains_key(&function) {
             function = match number {
-                1 => format!("{}__{name}", namespace.unwrap_or_default()),
-                _ => format!("{}__{name}_{number}", namespace.unwrap_or_default()),
+                1 => qualified.clone(),
+                _ => format!("{qualified}_{number}"),
             };
+            number += 1;
         }
         let parameters = match kind {
             ToolKind::Function => value("parameters"),
@@ -191,10 +190,7 @@ impl ClientTools {
     pub fn take_functions(&mut self) -> Vec<Value> {
         let mut functions = std::mem::take(&mut self.functions);
         if self.has_foreign_search {
-            // Nothing would find them.
-            for function in &mut functions {
-                function["defer_loading"] = false.into();
-            }
+            chat::show_deferred(&mut functions);
         }
         functions
     }
