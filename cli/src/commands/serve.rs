@@ -2,6 +2,8 @@
 
 #[cfg(feature = "kv-events")]
 mod fleet;
+#[cfg(feature = "hub")]
+mod library;
 mod source;
 
 use source::ModelSource;
@@ -82,6 +84,11 @@ struct ModelsArgs {
     /// it
     #[arg(long, value_name = "FOLDER")]
     models_dir: Option<PathBuf>,
+    /// Also serve downloaded models (see samite pull), and let administrators download and delete
+    /// models: POST and DELETE /models, and ollama's pull
+    #[cfg(feature = "hub")]
+    #[arg(long)]
+    models_cache: bool,
     /// Further model files, from repeated -m
     #[arg(long, value_name = "FILE", hide = true)]
     also_model: Vec<PathBuf>,
@@ -101,6 +108,14 @@ struct ModelsArgs {
 }
 
 impl ModelsArgs {
+    /// Returns whether downloaded models are served.
+    fn has_cache(&self) -> bool {
+        #[cfg(feature = "hub")]
+        return self.models_cache;
+        #[cfg(not(feature = "hub"))]
+        false
+    }
+
     /// Returns the files besides that of `-m`.
     fn files(&self) -> CommandResult<Vec<PathBuf>> {
         let mut files = self.also_model.clone();
@@ -452,7 +467,7 @@ pub fn run(mut args: ServeArgs) -> CommandResult {
     Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(CommandError::usage)?;
     let files = args.models.files()?;
     let args = Arc::new(args);
-    let hub = if files.is_empty() {
+    let hub = if files.is_empty() && !args.models.has_cache() {
         let source = ModelSource::new(&args, setup, options);
         source.check_address_space()?;
         let loaded = source.loaded(&stop)?;
@@ -504,7 +519,7 @@ pub fn run(mut args: ServeArgs) -> CommandResult {
 }
 
 /// Creates a hub of several models. Models named by their files must fit into memory; those of a
-/// folder are checked when they are requested.
+/// folder and downloaded ones are checked when they are requested.
 fn several(
     args: &Arc<ServeArgs>,
     setup: &ModelSetup,
@@ -513,7 +528,7 @@ fn several(
 ) -> CommandResult<Hub> {
     if !options.aliases.is_empty() {
         return Err(CommandError::usage(
-            "--alias: several models are called by the names of their files",
+            "--alias: several models have the names of their files or repositories",
         ));
     }
     #[cfg(feature = "kv-events")]
@@ -529,9 +544,8 @@ fn several(
         let model = setup.with_file(path.clone());
         models.push(ModelSource::new(args, model, options.clone()).served_file(&path));
     }
-    let first = setup.with_file(models[0].path.clone());
-    let free = first.free_memory(&args.cpu)?;
-    let options = ServeOptions {
+    let free = setup.free_memory(&args.cpu)?;
+    let server_options = ServeOptions {
         request_memory: args.request_memory(free),
         ..options.clone()
     };
@@ -546,7 +560,14 @@ fn several(
         },
         loads: !args.models.no_models_autoload,
     };
-    let hub = Hub::new(options, models, limits, false).map_err(CommandError::usage)?;
+    let hub = Hub::new(server_options, models, limits, false).map_err(CommandError::usage)?;
+    #[cfg(feature = "hub")]
+    let hub = if args.models.models_cache {
+        let library = library::CachedModels::new(args, setup, options)?;
+        hub.with_library(library).map_err(CommandError::error)?
+    } else {
+        hub
+    };
     hub.check(named).map_err(CommandError::error)?;
     Ok(hub)
 }

@@ -6,7 +6,7 @@ use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -120,4 +120,48 @@ fn models_are_pulled_run_listed_and_removed() {
     run(&["models", "remove", "owner/small:F16"]).fails(1, &["no F16"]);
     run(&["models", "remove", "owner/small"]).ok();
     assert_eq!(run(&["models"]).ok(), "");
+}
+
+#[test]
+#[cfg(feature = "serve")]
+fn a_server_downloads_and_deletes_models() {
+    use crate::serve::Server;
+    use serde_json::json;
+
+    let (folder, model) = tiny();
+    let cache = folder.path().join("hub");
+    let address = hub(std::fs::read(&model).unwrap());
+    let flags = ["serve", "--port", "0", "-t", "1", "--models-cache"];
+    let mut command = with_hub(&flags, &address, &cache);
+    let server = Server::spawn(command.stderr(Stdio::piped()));
+    let none = server.answer("POST", "/v1/completions", &json!({"prompt": "a"}));
+    assert!(none.starts_with("HTTP/1.1 404"), "{none}");
+    let pull = json!({"model": "hf.co/owner/small:F16", "stream": false});
+    server.ask("POST", "/api/pull", &pull);
+    let list = server.ask("GET", "/v1/models", &json!({}));
+    assert_eq!(list["data"][0]["id"], "owner/small:F16", "{list}");
+    let text = json!({"model": "owner/small:F16", "prompt": "a", "max_tokens": 2});
+    server.ask("POST", "/v1/completions", &text);
+    // A new server finds it by all its names.
+    drop(server);
+    let mut command = with_hub(&flags, &address, &cache);
+    let server = Server::spawn(command.stderr(Stdio::piped()));
+    for name in [
+        "owner/small:F16",
+        "owner/small:small-F16.gguf",
+        "owner/small",
+    ] {
+        let text = json!({"model": name, "prompt": "a", "max_tokens": 2});
+        let answer = server.ask("POST", "/v1/completions", &text);
+        assert_eq!(answer["model"], "owner/small:F16", "{answer}");
+    }
+    server.ask("DELETE", "/models?model=owner/small:F16", &json!({}));
+    let list = server.ask("GET", "/v1/models", &json!({}));
+    assert_eq!(list["data"], json!([]));
+    assert!(!std::fs::read_dir(&cache).unwrap().flatten().any(|entry| {
+        let blobs = entry.path().join("blobs");
+        blobs
+            .read_dir()
+            .is_ok_and(|mut blobs| blobs.next().is_some())
+    }));
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// A server on the loopback interface, for the duration of the test.
 pub struct Server {
@@ -16,12 +16,14 @@ pub struct Server {
 
 impl Server {
     pub fn start(model: &Path, flags: &[&str]) -> Self {
-        let mut child = command(["serve", "--port", "0", "-t", "1", "-m"])
-            .arg(model)
-            .args(flags)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = command(["serve", "--port", "0", "-t", "1", "-m"]);
+        command.arg(model).args(flags).stderr(Stdio::piped());
+        Server::spawn(&mut command)
+    }
+
+    /// Starts a command that prints its address to a pipe.
+    pub fn spawn(command: &mut Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut lines = lines.by_ref().map_while(Result::ok);
         let address = lines.find_map(|line| {
@@ -34,7 +36,7 @@ impl Server {
         }
     }
 
-    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+    pub fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
         let text = self.answer(method, path, body);
         assert!(text.starts_with("HTTP/1.1 200"), "{text}");
         serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()

@@ -24,6 +24,8 @@ pub struct Cached {
     pub repository: String,
     /// Path in the repository; for a split model, of the first part.
     pub file: String,
+    /// Shortest name, such as `owner/name:Q8_0`.
+    pub name: String,
     /// Path in the file system.
     pub path: PathBuf,
     /// Size in bytes, of all parts.
@@ -177,6 +179,7 @@ impl Cache {
                     models.push(Cached {
                         repository: reference.repository.clone(),
                         file: first.path.clone(),
+                        name: listing.reference(&first.path).to_string(),
                         path: self.path_of(&listing, first),
                         size: parts.iter().map(|part| part.size).sum(),
                     });

@@ -121,6 +121,25 @@ impl Listing {
         part(path).is_some_and(|(_, number, _)| number != 1)
     }
 
+    /// Returns the shortest reference to a model: by its quantization if that selects it, otherwise
+    /// by its file.
+    pub fn reference(&self, file: &str) -> Reference {
+        let stem = part(file).map_or(file, |(stem, ..)| stem);
+        let stem = stem.strip_suffix(".gguf").unwrap_or(stem);
+        let quantization = stem.rsplit(['-', '.', '/']).next().unwrap_or(stem);
+        let by = |wanted: &str| Reference {
+            repository: self.repository.clone(),
+            wanted: Some(wanted.to_owned()),
+        };
+        let short = by(quantization);
+        let chosen = self.choose(&short).ok();
+        if chosen.is_some_and(|files| files[0].path == file) {
+            short
+        } else {
+            by(file)
+        }
+    }
+
     /// Returns the files of the requested model: one file, or all parts in order.
     ///
     /// # Errors
@@ -252,6 +271,29 @@ mod tests {
                 .unwrap_err()
                 .contains("00002-of-00002")
         );
+    }
+
+    #[test]
+    fn references_are_short_and_select_their_file() {
+        let listing = listing(&[
+            "x-Q4_K_M.gguf",
+            "x-Q4_K_S.gguf",
+            "y-Q4_K_S.gguf",
+            "x.q8_0.gguf",
+            "BF16/x-BF16-00001-of-00002.gguf",
+            "BF16/x-BF16-00002-of-00002.gguf",
+        ]);
+        for (file, expected) in [
+            ("x-Q4_K_M.gguf", "a/b:Q4_K_M"),
+            ("x.q8_0.gguf", "a/b:q8_0"),
+            ("BF16/x-BF16-00001-of-00002.gguf", "a/b:BF16"),
+            ("x-Q4_K_S.gguf", "a/b:Q4_K_S"),
+            ("y-Q4_K_S.gguf", "a/b:y-Q4_K_S.gguf"),
+        ] {
+            let reference = listing.reference(file);
+            assert_eq!(reference.to_string(), expected);
+            assert_eq!(listing.choose(&reference).unwrap()[0].path, file);
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::embedder::Embedder;
 use crate::error::{ApiError, Result};
 use crate::latency::Latencies;
 use crate::options::ServeOptions;
+use crate::reasoning_budget::ReasoningControls;
 use crate::recent_items::RecentItems;
 use crate::turns::Turns;
 use samite_chat::{ChatTemplate, Guard};
@@ -42,6 +43,7 @@ pub struct App {
     pub(crate) embedding: Arc<Turns>,
     pub(crate) embedding_batch: Arc<Turns>,
     pub(crate) recent_items: Arc<RecentItems>,
+    pub(crate) reasoning_controls: ReasoningControls,
     /// Seconds since 1970.
     pub(crate) started: u64,
 }
@@ -106,6 +108,7 @@ impl App {
             embedding: Turns::new("embeddings", 8, 1024),
             embedding_batch: Turns::new("embeddings", 1, 1024),
             recent_items: Arc::default(),
+            reasoning_controls: ReasoningControls::default(),
             started: crate::ids::seconds(),
             options,
         })

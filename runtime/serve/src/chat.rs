@@ -8,7 +8,7 @@ use crate::fields::{Fields, kind};
 use crate::form::Form;
 use crate::ids;
 use crate::job::{ChatExtras, Job, Parsing, reasoning_format};
-use crate::reasoning_budget;
+use crate::reasoning_budget::ReasoningLimit;
 use samite_chat::{
     AnswerOptions, AnswerParser, Content, ContentPart, DateTime, Format, Message, MessageRole,
     Prompt, PromptOptions, Tool,
@@ -406,7 +406,7 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<Job> {
         before_content: parser.before_content(),
         shown: context.shown(has_tools).to_vec(),
         form,
-        reasoning_budget: reasoning_budget::read(context, &fields)?,
+        reasoning_limit: ReasoningLimit::read(context, &fields)?,
         parsing: Some(Parsing {
             format,
             options,

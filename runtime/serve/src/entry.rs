@@ -1,7 +1,7 @@
 //! A model of the server, loaded or not.
 
 use crate::app::{App, lock};
-use crate::hub::{Loaded, Source};
+use crate::hub::{Loaded, ServedModel, Source};
 use samite_requests::Handle;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -13,6 +13,8 @@ pub struct Entry {
     pub names: Vec<String>,
     pub path: PathBuf,
     pub source: Option<Box<dyn Source>>,
+    /// True if it is from the server's library.
+    pub is_in_library: bool,
     pub state: Mutex<State>,
 }
 
@@ -48,6 +50,22 @@ pub enum Status {
 }
 
 impl Entry {
+    pub fn new(model: ServedModel, is_in_library: bool) -> Self {
+        Entry {
+            names: model.names,
+            path: model.path,
+            source: Some(model.source),
+            is_in_library,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Sets the time that the model stays loaded while it is idle; `None` for as long as there is
+    /// room.
+    pub fn set_stay(&self, stays: Option<Duration>) {
+        lock(&self.state).stays = stays;
+    }
+
     pub fn id(&self) -> &str {
         self.names.first().map_or("", String::as_str)
     }

@@ -41,11 +41,16 @@ impl ApiError {
     }
 
     /// Creates the error for a path that does not support a method.
-    pub fn method(method: &str, path: &str, allowed: &'static str) -> Self {
+    pub fn method(method: &str, path: &str, allowed: &str) -> Self {
         let message = format!("{path} answers to {allowed}, and not to {method}");
         let mut error = ApiError::new(405, message);
         error.more.insert("allow".to_owned(), allowed.into());
         error
+    }
+
+    /// Creates the error for a server that is shutting down.
+    pub fn ending() -> Self {
+        ApiError::new(503, "the server is about to end")
     }
 
     /// Creates the error for an invalid field.

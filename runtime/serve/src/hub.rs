@@ -1,6 +1,8 @@
 //! The models of a server: which exist, which are loaded, and which one to unload to make room for
 //! another.
 //!
+//! A [library](crate::library) adds models while the server runs.
+//!
 //! A request that names a model loads it. The server plans the model's memory before it loads
 //! anything. If the model does not fit beside the others, it unloads the least recently used models
 //! that are idle. While a load waits for that, requests for all models queue up behind it in order,
@@ -11,16 +13,19 @@ use crate::app::{App, lock};
 use crate::body::Bodies;
 use crate::entry::{Entry, State, Status};
 use crate::error::{ApiError, Result};
+use crate::library::{DownloadState, Downloads, Library};
 use crate::loader::Loader;
+use crate::model_events::ModelEvents;
 use crate::options::ServeOptions;
 use crate::stream_sessions::StreamSessions;
 use crate::turns::{Turns, beside_engine};
+use serde_json::json;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedMutexGuard, watch};
 
 /// Loads a model.
 pub trait Source: Send + Sync + 'static {
@@ -89,8 +94,11 @@ pub struct Hub {
     pub(crate) is_draining: AtomicBool,
     /// Seconds since 1970.
     pub(crate) started: u64,
-    entries: Vec<Entry>,
-    limits: HubLimits,
+    entries: RwLock<Vec<Arc<Entry>>>,
+    library: Option<Box<dyn Library>>,
+    pub(crate) downloads: Downloads,
+    pub(crate) events: ModelEvents,
+    pub(crate) limits: HubLimits,
     /// True if the only model answers to every name.
     is_single: bool,
     /// Held while models are loaded or unloaded.
@@ -133,28 +141,26 @@ impl Hub {
             names: options.names(app.model_id()),
             path: app.model.path().to_owned(),
             source: None,
+            is_in_library: false,
             state: Mutex::new(State {
                 app: Some(Arc::new(app)),
                 ..State::default()
             }),
         };
-        Self::with(options, vec![entry], HubLimits::default(), true)
+        Self::with(options, vec![Arc::new(entry)], HubLimits::default(), true)
     }
 
     /// Creates a hub with models that are not loaded yet. If `is_single`, the only model answers to
     /// every name. `options` are those of the server.
     ///
     /// # Errors
-    /// Returns an error if two models have the same name, or if `models` is empty.
+    /// Returns an error if two models have the same name.
     pub fn new(
         options: ServeOptions,
         models: Vec<ServedModel>,
         limits: HubLimits,
         is_single: bool,
     ) -> Result<Self, String> {
-        if models.is_empty() {
-            return Err("there is no model".to_owned());
-        }
         let mut seen: Vec<(&str, &PathBuf)> = Vec::new();
         for model in &models {
             for name in &model.names {
@@ -168,18 +174,15 @@ impl Hub {
                 seen.push((name, &model.path));
             }
         }
-        let entries = models.into_iter().map(|model| Entry {
-            names: model.names,
-            path: model.path,
-            source: Some(model.source),
-            state: Mutex::default(),
-        });
+        let entries = models
+            .into_iter()
+            .map(|model| Arc::new(Entry::new(model, false)));
         Ok(Self::with(options, entries.collect(), limits, is_single))
     }
 
     fn with(
         options: ServeOptions,
-        entries: Vec<Entry>,
+        entries: Vec<Arc<Entry>>,
         limits: HubLimits,
         is_single: bool,
     ) -> Self {
@@ -196,7 +199,10 @@ impl Hub {
             is_draining: AtomicBool::new(false),
             started: crate::ids::seconds(),
             options,
-            entries,
+            entries: RwLock::new(entries),
+            library: None,
+            downloads: Downloads::default(),
+            events: ModelEvents::default(),
             limits,
             is_single,
             changing: Arc::default(),
@@ -206,17 +212,146 @@ impl Hub {
         }
     }
 
+    /// Adds the models of a library, which administrators can extend.
+    ///
+    /// # Errors
+    /// Returns an error if its models cannot be listed.
+    pub fn with_library(mut self, library: impl Library) -> Result<Self, String> {
+        self.library = Some(Box::new(library));
+        self.refresh()?;
+        Ok(self)
+    }
+
+    /// Lists the library's models anew. Loaded models stay.
+    pub(crate) fn refresh(&self) -> Result<(), String> {
+        let Some(library) = &self.library else {
+            return Ok(());
+        };
+        let models = library.models()?;
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let is_there = |entry: &Entry| models.iter().any(|model| model.path == entry.path);
+        entries.retain(|entry| !entry.is_in_library || entry.is_loaded() || is_there(entry));
+        for model in models {
+            Self::add(&mut entries, model);
+        }
+        Ok(())
+    }
+
+    /// Adds a model of the library. Its names that other models have still mean those.
+    fn add(entries: &mut Vec<Arc<Entry>>, mut model: ServedModel) {
+        let is_known = entries.iter().any(|entry| entry.path == model.path);
+        let is_taken = |name: &String| entries.iter().any(|entry| entry.names.contains(name));
+        model.names.retain(|name| !is_taken(name));
+        if !is_known && !model.names.is_empty() {
+            entries.push(Arc::new(Entry::new(model, true)));
+        }
+    }
+
+    /// Returns the library, for requests that change it.
+    pub(crate) fn library(&self) -> Result<&dyn Library> {
+        self.library.as_deref().ok_or_else(|| {
+            ApiError::not_supported(
+                "this server does not manage models: start it with --models-cache, or use samite pull and samite models",
+            )
+        })
+    }
+
+    /// Returns whether requests choose among models.
+    pub(crate) fn is_router(&self) -> bool {
+        !self.is_single
+    }
+
+    /// Begins to download a model, and returns where to follow it.
+    pub(crate) fn download(self: &Arc<Self>, name: &str) -> Result<watch::Receiver<DownloadState>> {
+        let wrong = |error: String| ApiError::field("model", error);
+        let name = self.library()?.name(name).map_err(wrong)?;
+        if self.find_named(&name).is_ok() {
+            return Err(ApiError::field(
+                "model",
+                format!("{name} is present already"),
+            ));
+        }
+        let (state, cancel) = self.downloads.begin(&name).map_err(wrong)?;
+        let followed = state.subscribe();
+        let hub = Arc::clone(self);
+        let run = move || {
+            let mut report = |progress| {
+                let mut told = None;
+                state.send_if_modified(|state| {
+                    let is_new = state.update(progress);
+                    told = is_new.then(|| state.progress());
+                    is_new
+                });
+                if let Some(progress) = told {
+                    hub.events.send(&name, "download_progress", Some(progress));
+                }
+            };
+            let library = hub.library.as_deref();
+            let result = library.map_or_else(
+                || Err("there is no library".to_owned()),
+                |library| library.download(&name, &mut report, &cancel),
+            );
+            hub.downloads.end(&name);
+            let end = result.map(|model| {
+                let mut entries = hub.entries.write().unwrap_or_else(PoisonError::into_inner);
+                Self::add(&mut entries, model);
+            });
+            match &end {
+                Ok(()) => hub.events.send(&name, "download_finished", None),
+                Err(error) => {
+                    tracing::warn!("{name} was not downloaded: {error}");
+                    let error = json!({"error": error});
+                    hub.events.send(&name, "download_failed", Some(error));
+                }
+            }
+            state.send_modify(|state| state.end = Some(end));
+        };
+        let thread = samite_core::thread_builder().map(|thread| thread.name("download".to_owned()));
+        thread
+            .and_then(|thread| thread.spawn(run))
+            .map_err(|error| ApiError::new(503, format!("no thread for the download: {error}")))?;
+        Ok(followed)
+    }
+
+    /// Unloads and deletes a model of the library.
+    pub(crate) async fn delete(self: &Arc<Self>, name: &str) -> Result<()> {
+        self.library()?;
+        let entry = self.find_named(name)?;
+        if !entry.is_in_library {
+            let message = "this model was not downloaded: only downloaded models can be deleted";
+            return Err(ApiError::field("model", message));
+        }
+        let _waits = Waits::new(&self.waiting);
+        let _turn = self.changing.lock().await;
+        while entry.is_loaded() && !self.try_unload(&entry).await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let (hub, deleted) = (Arc::clone(self), Arc::clone(&entry));
+        let result = tokio::task::spawn_blocking(move || {
+            hub.library()?.delete(deleted.id()).map_err(|error| {
+                ApiError::new(500, format!("{} cannot be deleted: {error}", deleted.id()))
+            })
+        });
+        result
+            .await
+            .map_err(|error| ApiError::new(500, error.to_string()))??;
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|other| !Arc::ptr_eq(other, &entry));
+        self.events.send(entry.id(), "model_remove", None);
+        Ok(())
+    }
+
     /// Returns the first model's ID.
-    pub fn first_name(&self) -> &str {
-        self.entries
+    pub fn first_name(&self) -> String {
+        let entries = self.entries();
+        entries
             .first()
-            .and_then(|entry| entry.names.first())
-            .map_or("", String::as_str)
+            .map_or(String::new(), |entry| entry.id().to_owned())
     }
 
     /// Returns the number of models.
     pub fn count(&self) -> usize {
-        self.entries.len()
+        self.entries().len()
     }
 
     /// Plans the memory of the first `count` models.
@@ -224,7 +359,7 @@ impl Hub {
     /// # Errors
     /// Returns an error for the first one that cannot be loaded or exceeds the limit.
     pub fn check(&self, count: usize) -> Result<(), String> {
-        for entry in self.entries.iter().take(count) {
+        for entry in self.entries().iter().take(count) {
             if let Some(source) = &entry.source {
                 let wrong = |error| format!("{}: {error}", entry.path.display());
                 let bytes = source.plan().map_err(wrong)?;
@@ -250,7 +385,7 @@ impl Hub {
 
     /// Stores the first model before the server starts.
     pub fn put_first(&self, loaded: Loaded) {
-        if let Some(entry) = self.entries.first() {
+        if let Some(entry) = self.entries().first() {
             entry.put(loaded);
         }
     }
@@ -265,29 +400,33 @@ impl Hub {
         self.uses.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(crate) fn entries(&self) -> &[Entry] {
-        &self.entries
+    pub(crate) fn entries(&self) -> Vec<Arc<Entry>> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries.clone()
     }
 
-    /// Returns the index of the model that a request names, or of the first one without a name.
-    pub(crate) fn find(&self, name: Option<&str>) -> Result<usize> {
+    /// Returns the model that a request names, or the first one without a name.
+    pub(crate) fn find(&self, name: Option<&str>) -> Result<Arc<Entry>> {
         match name.filter(|_| !self.is_single) {
             Some(name) => self.find_named(name),
-            None => Ok(0),
+            None => self.entries().first().cloned().ok_or_else(|| {
+                ApiError::new(404, "there is no model yet: POST /models downloads one")
+            }),
         }
     }
 
-    /// Returns the index of the model with this name.
-    pub(crate) fn find_named(&self, name: &str) -> Result<usize> {
+    /// Returns the model with this name.
+    pub(crate) fn find_named(&self, name: &str) -> Result<Arc<Entry>> {
         let plain = name.strip_suffix(":latest").unwrap_or(name);
-        let known = |entry: &Entry| {
+        let known = |entry: &&Arc<Entry>| {
             entry
                 .names
                 .iter()
                 .any(|known| known == name || known == plain)
         };
-        self.entries.iter().position(known).ok_or_else(|| {
-            let names = self.entries.iter().map(Entry::id).collect::<Vec<_>>();
+        let entries = self.entries();
+        entries.iter().find(known).cloned().ok_or_else(|| {
+            let names: Vec<&str> = entries.iter().map(|entry| entry.id()).collect();
             let message = format!(
                 "\"model\": there is no \"{}\"; there are {}",
                 name.chars().take(200).collect::<String>(),
@@ -301,7 +440,7 @@ impl Hub {
 
     /// Returns a loaded model, for requests that only query it.
     pub(crate) fn look(&self, name: Option<&str>) -> Result<Arc<App>> {
-        let entry = &self.entries[self.find(name)?];
+        let entry = self.find(name)?;
         match entry.status() {
             Status::Loaded(app) => Ok(app),
             _ => Err(ApiError::invalid(format!(
@@ -315,10 +454,9 @@ impl Hub {
     /// model if necessary; if `None`, the limits do.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
-        at: usize,
+        entry: Arc<Entry>,
         loads: Option<bool>,
     ) -> Result<Arc<App>> {
-        let entry = &self.entries[at];
         if self.waiting.load(Ordering::SeqCst) == 0
             && let Some(app) = entry.using(|| self.next_use())
         {
@@ -335,24 +473,29 @@ impl Hub {
                 entry.id()
             )));
         }
-        self.load(at, turn).await
+        self.load(entry, turn).await
     }
 
     /// Loads a model once there is room for it.
-    async fn load(self: &Arc<Self>, at: usize, turn: OwnedMutexGuard<()>) -> Result<Arc<App>> {
-        let hub = Arc::clone(self);
-        let planned = tokio::task::spawn_blocking(move || match &hub.entries[at].source {
+    async fn load(
+        self: &Arc<Self>,
+        entry: Arc<Entry>,
+        turn: OwnedMutexGuard<()>,
+    ) -> Result<Arc<App>> {
+        let planned = Arc::clone(&entry);
+        let planned = tokio::task::spawn_blocking(move || match &planned.source {
             Some(source) => source.plan(),
             None => Err("it was given up".to_owned()),
         });
         let failed = |error: String| {
-            let entry = &self.entries[at];
+            let told = json!({"status": "unloaded", "error": error});
+            self.events.send(entry.id(), "model_status", Some(told));
             lock(&entry.state).failure = Some(error.clone());
             ApiError::new(500, format!("{} cannot be loaded: {error}", entry.id()))
         };
         let planned = planned.await.map_err(|error| error.to_string());
         let bytes = planned.and_then(|planned| planned).map_err(failed)?;
-        self.check_size(&self.entries[at], bytes).map_err(|error| {
+        self.check_size(&entry, bytes).map_err(|error| {
             let mut error = ApiError::new(400, error);
             error.more.insert("param".to_owned(), "model".into());
             error
@@ -361,12 +504,14 @@ impl Hub {
         // The client may disconnect: the model is loaded anyway, so that its state stays
         // consistent.
         let hub = Arc::clone(self);
+        let loaded = Arc::clone(&entry);
         let loading = self.loader.run(move || {
             let _turn = turn;
-            let entry = &hub.entries[at];
-            entry.load()?;
-            lock(&entry.state).bytes = bytes;
-            entry
+            hub.events.status(loaded.id(), "loading");
+            loaded.load()?;
+            lock(&loaded.state).bytes = bytes;
+            hub.events.status(loaded.id(), "loaded");
+            loaded
                 .using(|| hub.next_use())
                 .ok_or_else(|| "it was given up".to_owned())
         });
@@ -380,7 +525,8 @@ impl Hub {
     /// models.
     async fn make_room(&self, needed: u64) {
         loop {
-            let loaded = self.entries.iter().filter_map(|entry| {
+            let entries = self.entries();
+            let loaded = entries.iter().filter_map(|entry| {
                 let state = lock(&entry.state);
                 state.app.as_ref().map(|_| state.bytes)
             });
@@ -390,17 +536,16 @@ impl Hub {
             if count < self.limits.models && bytes.saturating_add(needed) <= self.limits.bytes {
                 return;
             }
-            let idle = self.entries.iter().filter(|entry| entry.is_idle());
+            let idle = entries.iter().filter(|entry| entry.is_idle());
             match idle.min_by_key(|entry| lock(&entry.state).last_use) {
-                Some(entry) => drop(entry.unload().await),
+                Some(entry) => drop(self.try_unload(entry).await),
                 None => tokio::time::sleep(Duration::from_millis(5)).await,
             };
         }
     }
 
     /// Unloads a model once its requests are answered.
-    pub(crate) async fn unload(&self, at: usize) -> Result<()> {
-        let entry = &self.entries[at];
+    pub(crate) async fn unload(&self, entry: &Entry) -> Result<()> {
         if entry.source.is_none() {
             let message = "\"model\": this one stays as long as the server";
             return Err(ApiError::not_supported(message));
@@ -411,38 +556,42 @@ impl Hub {
             let message = format!("\"model\": {} is not loaded", entry.id());
             return Err(ApiError::invalid(message));
         }
-        while !entry.unload().await {
+        while !self.try_unload(entry).await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         Ok(())
     }
 
-    /// Sets the time that an idle model stays loaded; `None` for as long as there is room.
-    pub(crate) fn set_stay(&self, at: usize, stays: Option<Duration>) {
-        lock(&self.entries[at].state).stays = stays;
+    /// Unloads a model, unless a request uses it.
+    async fn try_unload(&self, entry: &Entry) -> bool {
+        let is_unloaded = entry.unload().await;
+        if is_unloaded {
+            self.events.status(entry.id(), "unloaded");
+        }
+        is_unloaded
     }
 
     /// Unloads models whose idle time is over. The server calls this periodically.
     pub(crate) async fn tend(&self) {
-        for entry in &self.entries {
+        for entry in &self.entries() {
             if entry.source.is_some() && entry.is_over_time() {
                 let Ok(_turn) = self.changing.try_lock() else {
                     return;
                 };
-                entry.unload().await;
+                self.try_unload(entry).await;
             }
         }
     }
 
     /// Returns all loaded models.
-    pub(crate) fn loaded(&self) -> impl Iterator<Item = Arc<App>> + '_ {
-        let app = |entry: &Entry| lock(&entry.state).app.clone();
-        self.entries.iter().filter_map(app)
+    pub(crate) fn loaded(&self) -> impl Iterator<Item = Arc<App>> {
+        let app = |entry: Arc<Entry>| lock(&entry.state).app.clone();
+        self.entries().into_iter().filter_map(app)
     }
 
     /// Returns whether an engine has died unexpectedly.
     pub(crate) fn is_broken(&self) -> bool {
-        let is_broken = |entry: &Entry| {
+        let is_broken = |entry: &Arc<Entry>| {
             let state = lock(&entry.state);
             let handle = state.app.as_ref().and_then(|app| app.handle.as_ref());
             // A model with a source is loaded again for the next request.
@@ -450,12 +599,13 @@ impl Hub {
                 handle.is_over() && (entry.source.is_none() || !handle.is_lost())
             })
         };
-        !self.is_draining.load(Ordering::SeqCst) && self.entries.iter().any(is_broken)
+        !self.is_draining.load(Ordering::SeqCst) && self.entries().iter().any(is_broken)
     }
 
     /// Ends all engines and waits for them. Work in progress is lost.
     pub fn end(&self) {
-        for entry in &self.entries {
+        self.downloads.cancel_all();
+        for entry in &self.entries() {
             let mut state = lock(&entry.state);
             let (app, thread) = (state.app.take(), state.thread.take());
             drop(state);

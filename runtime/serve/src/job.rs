@@ -6,7 +6,7 @@ use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::form::{Form, calls_or_schema, constraint, form};
-use crate::reasoning_budget::ReasoningBudget;
+use crate::reasoning_budget::{ReasoningBudget, ReasoningLimit};
 use crate::sampling::{probabilities, sampling};
 use crate::settings::settings;
 use samite_chat::{AnswerOptions, AnswerParser, Format, ReasoningFormat};
@@ -14,6 +14,7 @@ use samite_llm::ScaledAdapter;
 use samite_requests::{CacheOptions, ProbabilityKind, Refusal, Request, Shift};
 use serde_json::Value;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Maximum number of stop strings.
@@ -62,6 +63,8 @@ pub struct Job {
     /// True if the echoed prompts have log-probabilities.
     pub has_prompt_logprobs: bool,
     pub ping_seconds: u64,
+    /// Set when the client ends the reasoning of the answer.
+    pub reasoning_stop: Option<Arc<AtomicBool>>,
     /// Name of the model in responses.
     pub model: String,
 }
@@ -75,8 +78,7 @@ pub struct ChatExtras {
     pub before_content: Option<&'static str>,
     /// Constraint of the conversation, such as the grammar of tool calls.
     pub form: Option<Form>,
-    /// Maximum number of reasoning tokens.
-    pub reasoning_budget: Option<usize>,
+    pub reasoning_limit: ReasoningLimit,
 }
 
 /// Reads the adapter scales that a request sets: `[{id, scale}]`, or one adapter by its name in the
@@ -226,14 +228,17 @@ impl Job {
             (_, None) => own_form,
         };
         let mut constraint = constraint(context, name, &form, extras.before_content)?;
-        if let (Some(budget), Some(parsing)) = (extras.reasoning_budget, &extras.parsing) {
+        let reasoning_stop = extras.reasoning_limit.stop.clone();
+        if let Some(parsing) = extras.parsing.as_ref()
+            && !extras.reasoning_limit.is_none()
+        {
             let shown = extras.shown.clone();
             let limit = ReasoningBudget::new(
                 constraint.take(),
                 &context.tokenizer,
                 shown,
                 parsing.parser(),
-                budget,
+                extras.reasoning_limit,
             )?;
             constraint = Some(Box::new(limit));
         }
@@ -341,6 +346,7 @@ impl Job {
                 None => context.options.ping_seconds,
                 Some(seconds) => u64::try_from(seconds).unwrap_or(0),
             },
+            reasoning_stop,
             model: match adapter_as_model(context, fields)
                 .and_then(|number| context.adapter_name(number))
             {

@@ -26,6 +26,7 @@
 //! |---|---|
 //! | `options.rs`, `app.rs` | options of a server; state that the requests of a model share |
 //! | `hub.rs`, `entry.rs`, `loader.rs` | several models: loading and unloading |
+//! | `library.rs`, `model_events.rs` | downloads; events about models |
 //! | `server.rs`, `connections.rs` | listening and draining; connection limit |
 //! | `timed.rs`, `tls.rs` | time limits of clients; TLS |
 //! | `account.rs`, `turns.rs` | memory of a request; turns at expensive work |
@@ -65,7 +66,9 @@ mod hub;
 mod ids;
 mod job;
 mod latency;
+mod library;
 mod loader;
+mod model_events;
 mod options;
 mod page;
 mod paths;
@@ -85,5 +88,6 @@ pub use api::plan::plan;
 pub use app::App;
 pub use embedder::Embedder;
 pub use hub::{Hub, HubLimits, Loaded, ServedModel, Source};
+pub use library::{FileProgress, Library};
 pub use options::{ServeOptions, TlsFiles};
 pub use server::{ROOM, serve};

@@ -9,6 +9,7 @@ pub enum Get {
     Health,
     Ready,
     Models,
+    ModelEvents,
     Props,
     Metrics,
     Plan,
@@ -25,6 +26,7 @@ pub enum Get {
 /// Targets of POST requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Post {
+    Download,
     Load,
     Unload,
     Props,
@@ -38,6 +40,7 @@ pub enum Post {
     Infill,
     Completion,
     Chat,
+    ChatControl,
     Response,
     CountResponse,
     Message,
@@ -50,6 +53,7 @@ pub enum Post {
     OllamaEmbeddings,
     OllamaChat,
     OllamaGenerate,
+    OllamaPull,
     OllamaOther,
     Predict,
     StreamLookup,
@@ -59,6 +63,8 @@ pub enum Post {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delete {
     Stream,
+    Model,
+    OllamaModel,
 }
 
 /// The methods of a path.
@@ -99,14 +105,19 @@ impl Methods {
         }
     }
 
+    fn delete(delete: Delete) -> Self {
+        Methods::default().or_delete(delete)
+    }
+
     /// Returns the names of the methods for the `Allow` header.
-    pub fn names(self) -> &'static str {
-        match (self.get, self.post) {
-            (Some(_), Some(_)) => "GET, HEAD, POST",
-            (Some(_), None) if self.delete.is_some() => "GET, HEAD, DELETE",
-            (Some(_), None) => "GET, HEAD",
-            _ => "POST",
-        }
+    pub fn names(self) -> String {
+        let names = [
+            self.get.map(|_| "GET, HEAD"),
+            self.post.map(|_| "POST"),
+            self.delete.map(|_| "DELETE"),
+        ];
+        let names: Vec<&str> = names.into_iter().flatten().collect();
+        names.join(", ")
     }
 
     /// Returns the methods of a path, or `None` if the path does not exist.
@@ -114,7 +125,9 @@ impl Methods {
         Some(match path {
             "/health" | "/v1/health" => Methods::get(Get::Health),
             "/ready" => Methods::get(Get::Ready),
-            "/v1/models" | "/models" => Methods::get(Get::Models),
+            "/v1/models" => Methods::get(Get::Models),
+            "/models" => Methods::both(Get::Models, Post::Download).or_delete(Delete::Model),
+            "/models/sse" => Methods::get(Get::ModelEvents),
             "/models/load" => Methods::post(Post::Load),
             "/models/unload" => Methods::post(Post::Unload),
             "/props" => Methods::both(Get::Props, Post::Props),
@@ -135,6 +148,7 @@ impl Methods {
             "/infill" => Methods::post(Post::Infill),
             "/v1/completions" => Methods::post(Post::Completion),
             "/chat/completions" | "/v1/chat/completions" => Methods::post(Post::Chat),
+            "/v1/chat/completions/control" => Methods::post(Post::ChatControl),
             "/responses" | "/v1/responses" => Methods::post(Post::Response),
             "/responses/input_tokens" | "/v1/responses/input_tokens" => {
                 Methods::post(Post::CountResponse)
@@ -154,9 +168,9 @@ impl Methods {
             "/api/embeddings" => Methods::post(Post::OllamaEmbeddings),
             "/api/chat" => Methods::post(Post::OllamaChat),
             "/api/generate" => Methods::post(Post::OllamaGenerate),
-            "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete" => {
-                Methods::post(Post::OllamaOther)
-            }
+            "/api/pull" => Methods::post(Post::OllamaPull),
+            "/api/delete" => Methods::delete(Delete::OllamaModel),
+            "/api/push" | "/api/create" | "/api/copy" => Methods::post(Post::OllamaOther),
             _ if path.starts_with("/v1/models/") || path.starts_with("/models/") => {
                 Methods::get(Get::Models)
             }

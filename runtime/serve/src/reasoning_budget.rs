@@ -1,15 +1,16 @@
-//! Limits the number of reasoning tokens.
+//! Limits reasoning: by a number of tokens, or when the client ends it.
 
-use crate::app::App;
+use crate::app::{App, lock};
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use samite_chat::AnswerParser;
 use samite_text::{Constraint, ConstraintError, Tokenizer, Utf8Stream};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
-/// Reads the maximum number of reasoning tokens of an answer; `None` for no limit. The field names
-/// are llama-server's.
-pub fn read(app: &App, fields: &Fields<'_>) -> Result<Option<usize>> {
+/// Reads the maximum number of reasoning tokens of an answer; `None` for no limit.
+fn max_tokens(app: &App, fields: &Fields<'_>) -> Result<Option<usize>> {
     let names = [
         "thinking_budget_tokens",
         "reasoning_budget_tokens",
@@ -21,6 +22,55 @@ pub fn read(app: &App, fields: &Fields<'_>) -> Result<Option<usize>> {
     Ok(own.into_iter().chain(app.options.reasoning_budget).min())
 }
 
+/// Limit for the reasoning of an answer.
+#[derive(Clone, Debug, Default)]
+pub struct ReasoningLimit {
+    /// Maximum number of tokens.
+    pub tokens: Option<usize>,
+    /// True once the client ends the reasoning. `None` if the client cannot.
+    pub stop: Option<Arc<AtomicBool>>,
+}
+
+impl ReasoningLimit {
+    /// Reads the limit of a request. The field names are llama-server's.
+    pub fn read(app: &App, fields: &Fields<'_>) -> Result<Self> {
+        Ok(ReasoningLimit {
+            tokens: max_tokens(app, fields)?,
+            stop: fields
+                .boolean(&["reasoning_control"], false)?
+                .then(Arc::default),
+        })
+    }
+
+    /// Returns whether there is no limit.
+    pub fn is_none(&self) -> bool {
+        self.tokens.is_none() && self.stop.is_none()
+    }
+}
+
+/// The running answers whose reasoning a client can end, by owner and ID.
+#[derive(Debug, Default)]
+pub struct ReasoningControls(Mutex<BTreeMap<(u64, String), Weak<AtomicBool>>>);
+
+impl ReasoningControls {
+    /// Adds an answer. It can be controlled until `stop` is dropped.
+    pub fn add(&self, owner: u64, id: &str, stop: &Arc<AtomicBool>) {
+        let mut controls = lock(&self.0);
+        controls.retain(|_, stop| stop.strong_count() > 0);
+        controls.insert((owner, id.to_owned()), Arc::downgrade(stop));
+    }
+
+    /// Ends the reasoning of an answer. Returns whether the answer exists.
+    pub fn stop(&self, owner: u64, id: &str) -> bool {
+        let stop = lock(&self.0).get(&(owner, id.to_owned())).cloned();
+        let stop = stop.and_then(|stop| stop.upgrade());
+        if let Some(stop) = &stop {
+            stop.store(true, Ordering::Relaxed);
+        }
+        stop.is_some()
+    }
+}
+
 /// A constraint that limits the reasoning tokens of an answer. At the limit, it allows only the
 /// mark that ends reasoning. Otherwise it allows the tokens of another constraint.
 #[derive(Clone, Debug)]
@@ -29,7 +79,7 @@ pub struct ReasoningBudget {
     tokenizer: Arc<Tokenizer>,
     /// Control tokens that are part of the answer's text.
     shown: Vec<u32>,
-    budget: usize,
+    limit: ReasoningLimit,
     begin: AnswerProgress,
     now: AnswerProgress,
     /// Mask of all tokens, and mask of the next token of the closing mark.
@@ -56,7 +106,7 @@ impl ReasoningBudget {
         tokenizer: &Arc<Tokenizer>,
         shown: Vec<u32>,
         parser: AnswerParser,
-        budget: usize,
+        limit: ReasoningLimit,
     ) -> Result<Self> {
         let words = tokenizer.vocab_size().div_ceil(32);
         let begin = AnswerProgress {
@@ -66,27 +116,30 @@ impl ReasoningBudget {
             closing: Vec::new(),
             is_ended: false,
         };
-        let mut limit = ReasoningBudget {
+        let mut budget = ReasoningBudget {
             inner,
             tokenizer: Arc::clone(tokenizer),
             shown,
-            budget,
+            limit,
             now: begin.clone(),
             begin,
             all: vec![u32::MAX; words],
             one: vec![0; words],
         };
-        limit
+        budget
             .close_if_used_up()
             .map_err(|error| ApiError::field("reasoning_budget_tokens", error))?;
-        limit.begin = limit.now.clone();
-        Ok(limit)
+        budget.begin = budget.now.clone();
+        Ok(budget)
     }
 
-    /// Starts to close the reasoning if it has used up its budget.
+    /// Starts to close the reasoning if it has reached its limit.
     fn close_if_used_up(&mut self) -> std::result::Result<(), ConstraintError> {
         let now = &mut self.now;
-        let is_due = now.used >= self.budget && now.closing.is_empty();
+        let is_used_up = self.limit.tokens.is_some_and(|most| now.used >= most);
+        let stop = self.limit.stop.as_ref();
+        let is_stopped = stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+        let is_due = (is_used_up || is_stopped) && now.closing.is_empty();
         // Do not split a character.
         if !is_due || now.text.is_incomplete() {
             return Ok(());

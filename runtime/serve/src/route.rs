@@ -11,6 +11,7 @@ use crate::body::LARGE;
 use crate::chat;
 use crate::connections::Connection;
 use crate::context::RequestContext;
+use crate::entry::Entry;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::hub::Hub;
@@ -152,12 +153,18 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
                     (.., Some(Delete::Stream)) if parts.method == Method::DELETE => {
                         asked.stop_stream()
                     }
+                    (.., Some(Delete::Model)) if parts.method == Method::DELETE => {
+                        let name = query_value(query, "model").unwrap_or_default();
+                        asked.delete_model(&name).await
+                    }
+                    (.., Some(Delete::OllamaModel)) if parts.method == Method::DELETE => {
+                        match read_body(&hub, &parts.headers, body, &asked, peer).await {
+                            Ok(body) => asked.delete_ollama_model(&body).await,
+                            Err(error) => Err(error),
+                        }
+                    }
                     (_, Some(post), _) if parts.method == Method::POST => {
-                        let length = parts.headers.get(header::CONTENT_LENGTH);
-                        let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
-                        let (body, account) = (Body::new(body), &asked.account);
-                        let body = hub.bodies.json(body, length, account, peer);
-                        match body.await {
+                        match read_body(&hub, &parts.headers, body, &asked, peer).await {
                             Ok(body) => asked.post(post, body).await,
                             Err(error) => Err(error),
                         }
@@ -165,7 +172,7 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
                     _ => Err(ApiError::method(
                         parts.method.as_str(),
                         &path,
-                        methods.names(),
+                        &methods.names(),
                     )),
                 }
             }
@@ -180,6 +187,20 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
         response.headers_mut().insert(name, id.clone());
     }
     response
+}
+
+/// Reads a body of JSON.
+async fn read_body(
+    hub: &Hub,
+    headers: &HeaderMap,
+    body: Incoming,
+    asked: &CheckedRequest<'_>,
+    peer: &Connection,
+) -> Result<Value> {
+    let length = headers.get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
+    let body = Body::new(body);
+    hub.bodies.json(body, length, &asked.account, peer).await
 }
 
 /// Runs `act` on a thread for blocking work, so that other requests continue. Large requests take
@@ -232,6 +253,10 @@ async fn embedding(
 async fn chat_completion(context: &Arc<RequestContext>, body: Value) -> Result<Response> {
     let job = blocking(context, move |context| chat::job(context, &body)).await?;
     let encoder = openai_chat::ChatEncoder::new(&job);
+    if let Some(stop) = &job.reasoning_stop {
+        let owner = context.caller.owner;
+        context.reasoning_controls.add(owner, &encoder.id, stop);
+    }
     answer(Arc::clone(context), job, encoder).await
 }
 
@@ -289,7 +314,7 @@ fn unescaped(text: &str) -> String {
 /// Returns an error if the server does not accept new requests.
 fn ready(hub: &Hub) -> Result<Response> {
     if hub.is_draining.load(Ordering::SeqCst) {
-        Err(ApiError::new(503, "the server is about to end"))
+        Err(ApiError::ending())
     } else {
         Ok(json_response(200, &json!({"status": "ok"})))
     }
@@ -409,12 +434,47 @@ impl CheckedRequest<'_> {
         Ok(StatusCode::NO_CONTENT.into_response())
     }
 
+    async fn delete_model(&self, name: &str) -> Result<Response> {
+        self.check_admin("deleting a model")?;
+        if name.is_empty() {
+            return Err(ApiError::field("model", "is missing in the query"));
+        }
+        self.hub.delete(name).await?;
+        Ok(json_response(200, &json!({"success": true})))
+    }
+
+    async fn delete_ollama_model(&self, body: &Value) -> Result<Response> {
+        let name = Fields::new(body)?.text(&["model", "name"])?;
+        self.delete_model(ollama::plain_name(name.unwrap_or_default()))
+            .await?;
+        Ok(StatusCode::OK.into_response())
+    }
+
     fn look_up_streams(&self, body: &Value) -> Result<Response> {
         /// Maximum number of conversations.
         const MAX_IDS: usize = 1024;
         let ids = Fields::new(body)?.texts("conversation_ids", MAX_IDS)?;
         let found = self.hub.stream_sessions.lookup(self.caller.owner, &ids);
         Ok(json_response(200, &found))
+    }
+
+    /// Changes a running answer.
+    fn control_chat(&self, body: &Value) -> Result<Response> {
+        let fields = Fields::new(body)?;
+        let id = fields.required_text("id")?;
+        match fields.required_text("action")? {
+            "reasoning_end" => {}
+            _ => return Err(ApiError::field("action", "must be \"reasoning_end\"")),
+        }
+        let owner = self.caller.owner;
+        let mut apps = self.hub.loaded();
+        let answer = if apps.any(|app| app.reasoning_controls.stop(owner, id)) {
+            json!({"success": true})
+        } else {
+            let message = "no running answer with \"reasoning_control\" has this id";
+            json!({"success": false, "message": message})
+        };
+        Ok(json_response(200, &answer))
     }
 
     /// Returns the model that the query names, if it is loaded.
@@ -435,7 +495,16 @@ impl CheckedRequest<'_> {
                 let none = || ApiError::new(404, "there is no such file");
                 return page::file(self.path).ok_or_else(none);
             }
+            Get::ModelEvents => {
+                self.check_admin("following the models")?;
+                let events = hub.events.subscribe().ok_or_else(ApiError::ending)?;
+                return Ok(stream::model_events(events, hub.options.ping_seconds));
+            }
             Get::Models => {
+                if query_value(self.query, "reload").is_some() && self.caller.is_admin {
+                    hub.refresh().map_err(|error| ApiError::new(500, error))?;
+                    hub.events.send("*", "models_reload", None);
+                }
                 let prefix = ["/v1/models/", "/models/"];
                 match prefix
                     .iter()
@@ -444,6 +513,9 @@ impl CheckedRequest<'_> {
                     None => models::list(hub),
                     Some(id) => models::one(hub, &unescaped(id))?,
                 }
+            }
+            Get::Props if hub.is_router() && query_value(self.query, "model").is_none() => {
+                props::router(hub)
             }
             Get::Props => props::props(&*self.look()?)?,
             Get::Plan => self.look()?.options.plan.clone(),
@@ -466,9 +538,9 @@ impl CheckedRequest<'_> {
         Ok(json_response(200, &value))
     }
 
-    /// Returns the index of the model that the body or the query names. A server of one model
+    /// Returns the model that the body or the query names. A server of one model
     /// answers to any name, except to Ollama's clients, which pull a model that does not exist.
-    fn named(&self, body: &Value, of_ollama: bool) -> Result<usize> {
+    fn named(&self, body: &Value, of_ollama: bool) -> Result<Arc<Entry>> {
         let name = match body.get("model").or_else(|| body.get("name")) {
             None | Some(Value::Null) => query_value(self.query, "model"),
             Some(Value::String(name)) => Some(name.clone()),
@@ -501,19 +573,38 @@ impl CheckedRequest<'_> {
             }
             Post::OllamaOther => {
                 return Err(ApiError::not_supported(
-                    "this server has the models that it was started with: samite pull and samite models manage others",
+                    "this server does not create, copy or send models: samite quantize writes files, and --models-cache serves what was downloaded",
                 ));
             }
             Post::StreamLookup => return self.look_up_streams(&body),
+            Post::ChatControl => return self.control_chat(&body),
             Post::Unload => {
                 self.check_admin("unloading a model")?;
-                hub.unload(self.named(&body, false)?).await?;
+                let name = body
+                    .get("model")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default();
+                if !hub.downloads.cancel(name) {
+                    hub.unload(&*self.named(&body, false)?).await?;
+                }
                 return Ok(json_response(200, &json!({"success": true})));
             }
             _ => {}
         }
         if hub.is_draining.load(Ordering::SeqCst) {
-            return Err(ApiError::new(503, "the server is about to end"));
+            return Err(ApiError::ending());
+        }
+        match post {
+            Post::Download => {
+                self.check_admin("downloading a model")?;
+                hub.download(Fields::new(&body)?.required_text("model")?)?;
+                return Ok(json_response(200, &json!({"success": true})));
+            }
+            Post::OllamaPull => {
+                self.check_admin("downloading a model")?;
+                return ollama::pull(hub, &body).await;
+            }
+            _ => {}
         }
         let of_ollama = matches!(
             post,
@@ -526,7 +617,7 @@ impl CheckedRequest<'_> {
         if post == Post::Load {
             self.check_admin("loading a model")?;
         }
-        let at = self.named(&body, of_ollama)?;
+        let entry = self.named(&body, of_ollama)?;
         let autoload = query_value(self.query, "autoload");
         let loads = match (post, autoload.as_deref()) {
             (Post::Load, _) => Some(true),
@@ -543,20 +634,20 @@ impl CheckedRequest<'_> {
             {
                 self.check_admin("unloading a model")?;
                 // The request only unloads the model.
-                let value = ollama::unloaded(&hub.entries()[at], post == Post::OllamaChat);
-                if hub.entries()[at].is_loaded() {
-                    hub.unload(at).await?;
+                let value = ollama::unloaded(&entry, post == Post::OllamaChat);
+                if entry.is_loaded() {
+                    hub.unload(&entry).await?;
                 }
                 return Ok(json_response(200, &value));
             }
-            let app = hub.acquire(at, loads).await?;
+            let app = hub.acquire(Arc::clone(&entry), loads).await?;
             // Clients send this field with every request, so ignore it if the key may not set it.
             if self.caller.is_admin {
-                hub.set_stay(at, stay.time());
+                entry.set_stay(stay.time());
             }
             return self.on_model(app, post, body).await;
         }
-        let app = hub.acquire(at, loads).await?;
+        let app = hub.acquire(entry, loads).await?;
         self.on_model(app, post, body).await
     }
 
@@ -624,9 +715,13 @@ impl CheckedRequest<'_> {
                 }
             }
             Post::Predict => predict(context, body).await,
-            Post::Props | Post::Unload | Post::OllamaOther | Post::StreamLookup => {
-                Err(ApiError::new(500, "this is answered elsewhere"))
-            }
+            Post::Props
+            | Post::Unload
+            | Post::Download
+            | Post::OllamaPull
+            | Post::OllamaOther
+            | Post::StreamLookup
+            | Post::ChatControl => Err(ApiError::new(500, "this is answered elsewhere")),
         }
     }
 }

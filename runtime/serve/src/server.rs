@@ -156,6 +156,8 @@ async fn run(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
     }
     let has_ended = hub.is_broken();
     hub.is_draining.store(true, Ordering::SeqCst);
+    hub.events.close();
+    hub.downloads.cancel_all();
     let _ = sender.send(true);
     let handles = || hub.loaded().filter_map(|app| app.handle.clone());
     handles().for_each(|handle| handle.close());

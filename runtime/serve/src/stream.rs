@@ -15,7 +15,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{broadcast, mpsc};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -236,6 +236,34 @@ pub fn resumed(session: Arc<StreamSession>, offset: usize) -> Response {
     let (sender, receiver) = mpsc::channel(16);
     tokio::spawn(async move { session.follow(offset, sender).await });
     event_stream(receiver, false)
+}
+
+/// Sends events about models until the client disconnects or the server ends.
+pub fn model_events(mut events: broadcast::Receiver<Arc<str>>, ping_seconds: u64) -> Response {
+    let (sender, receiver) = mpsc::channel(16);
+    tokio::spawn(async move {
+        let ping = Duration::from_secs(ping_seconds.max(1));
+        loop {
+            let text = tokio::select! {
+                event = events.recv() => match event {
+                    Ok(event) => format!("data: {event}\n\n"),
+                    Err(broadcast::error::RecvError::Lagged(_)) => continue,
+                    Err(broadcast::error::RecvError::Closed) => return,
+                },
+                () = sender.closed() => return,
+                () = tokio::time::sleep(ping), if ping_seconds > 0 => ": ping\n\n".to_owned(),
+            };
+            if sender.send(text.into()).await.is_err() {
+                return;
+            }
+        }
+    });
+    event_stream(receiver, false)
+}
+
+/// Sends lines of JSON.
+pub fn json_lines(receiver: mpsc::Receiver<Bytes>) -> Response {
+    event_stream(receiver, true)
 }
 
 /// Streams an answer. Sends its headers at once.

@@ -45,14 +45,19 @@ impl ModelSource {
     }
 
     /// Returns one of several models, under the name of its file.
-    pub fn served_file(mut self, path: &Path) -> ServedModel {
-        let name = name_of(path);
+    pub fn served_file(self, path: &Path) -> ServedModel {
         let file = path.file_name().unwrap_or(path.as_os_str());
-        let mut names = vec![name.clone(), file.to_string_lossy().into_owned()];
+        let mut names = vec![name_of(path), file.to_string_lossy().into_owned()];
         names.dedup();
-        self.options.aliases = vec![name.clone()];
+        self.served_as(names, path)
+    }
+
+    /// Returns one of several models, under these names. The first one is its ID.
+    pub fn served_as(mut self, names: Vec<String>, path: &Path) -> ServedModel {
+        self.options.aliases = names[..1].to_vec();
         self.options.is_embedded = false;
-        self.disk_name = Some(name);
+        // A name that is valid as that of a folder.
+        self.disk_name = Some(names[0].replace(['/', ':'], "--"));
         ServedModel {
             names,
             path: path.to_owned(),

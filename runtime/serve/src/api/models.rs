@@ -8,9 +8,8 @@ use serde_json::{Value, json};
 
 /// Returns the list in OpenAI's format, and in the format for clients that read `models`.
 pub fn list(hub: &Hub) -> Value {
-    let entries = hub.entries().iter();
     let (mut shown_all, mut data) = (Vec::new(), Vec::new());
-    for entry in entries {
+    for entry in &hub.entries() {
         match entry.status() {
             Status::Loaded(app) => {
                 shown_all.push(shown(&app));
@@ -24,6 +23,17 @@ pub fn list(hub: &Hub) -> Value {
             }
         }
     }
+    for (name, progress) in hub.downloads.progress() {
+        shown_all.push(json!({"name": name, "model": name, "type": "model"}));
+        data.push(json!({
+            "id": name,
+            "object": "model",
+            "created": hub.started,
+            "owned_by": "samite",
+            "status": {"value": "downloading", "progress": progress},
+            "meta": null,
+        }));
+    }
     json!({"models": shown_all, "object": "list", "data": data})
 }
 
@@ -32,7 +42,7 @@ pub fn list(hub: &Hub) -> Value {
 /// # Errors
 /// Returns an error if no model has this name.
 pub fn one(hub: &Hub, name: &str) -> Result<Value> {
-    for entry in hub.entries() {
+    for entry in &hub.entries() {
         if let Status::Loaded(app) = entry.status()
             && let Some(number) = app.adapter_named(name)
             && let Some(told) = adapter(hub, &app, number)
@@ -40,10 +50,10 @@ pub fn one(hub: &Hub, name: &str) -> Result<Value> {
             return Ok(told);
         }
     }
-    let entry = &hub.entries()[hub.find_named(name)?];
+    let entry = hub.find_named(name)?;
     Ok(match entry.status() {
-        Status::Loaded(app) => loaded(hub, entry, &app),
-        status => unloaded(hub, entry, &status),
+        Status::Loaded(app) => loaded(hub, &entry, &app),
+        status => unloaded(hub, &entry, &status),
     })
 }
 

@@ -11,10 +11,13 @@ use crate::fields::{Fields, kind};
 use crate::hub::Hub;
 use crate::ids;
 use crate::job::{ChatExtras, Job};
-use crate::stream::{Frames, ResponseEncoder};
+use crate::stream::{Frames, ResponseEncoder, json_lines, json_response};
+use axum::response::Response;
 use samite_chat::AnswerEvent as Parsed;
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc;
 
 /// Version of Ollama whose API this is. Clients refuse to talk to older ones than they know: Codex
 /// wants 0.13.4.
@@ -72,9 +75,60 @@ fn entry(app: &App) -> Map<String, Value> {
         .collect()
 }
 
+/// Removes the prefix by which Ollama's clients name models on a hub.
+pub fn plain_name(name: &str) -> &str {
+    let prefixes = ["hf.co/", "huggingface.co/"];
+    let stripped = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
+    stripped.unwrap_or(name)
+}
+
+/// Downloads a model. Streams the progress unless the request refuses a stream.
+pub async fn pull(hub: &Arc<Hub>, body: &Value) -> Result<Response> {
+    let fields = Fields::new(body)?;
+    let name = fields.text(&["model", "name"])?;
+    let name = plain_name(name.ok_or_else(|| ApiError::field("model", "is missing"))?);
+    let is_stream = fields.boolean(&["stream"], true)?;
+    if hub.find_named(name).is_ok() {
+        return Ok(json_response(200, &json!({"status": "success"})));
+    }
+    let mut state = hub.download(name)?;
+    if !is_stream {
+        let ended = state.wait_for(|state| state.end.is_some()).await;
+        let end = ended.ok().and_then(|state| state.end.clone());
+        return match end.unwrap_or_else(|| Err("the download was lost".to_owned())) {
+            Ok(()) => Ok(json_response(200, &json!({"status": "success"}))),
+            Err(error) => Err(ApiError::new(500, error)),
+        };
+    }
+    let (sender, receiver) = mpsc::channel(16);
+    tokio::spawn(async move {
+        let mut told = json!({"status": "pulling manifest"});
+        while sender.send(format!("{told}\n").into()).await.is_ok() {
+            if told["status"] == "success" || !told["error"].is_null() {
+                return;
+            }
+            let is_lost = state.changed().await.is_err();
+            let now = state.borrow_and_update();
+            told = match (&now.end, now.files.last()) {
+                (Some(Ok(())), _) => json!({"status": "success"}),
+                (Some(Err(error)), _) => json!({"error": error}),
+                _ if is_lost => json!({"error": "the download was lost"}),
+                (None, Some(file)) => json!({
+                    "status": format!("pulling {}", file.file),
+                    "digest": file.file,
+                    "total": file.total,
+                    "completed": file.done,
+                }),
+                (None, None) => continue,
+            };
+        }
+    });
+    Ok(json_lines(receiver))
+}
+
 /// Lists all models. For models that are not loaded, little more than the name is known.
 pub fn tags(hub: &Hub) -> Value {
-    let models = hub.entries().iter().map(|model| match model.status() {
+    let models = hub.entries().into_iter().map(|model| match model.status() {
         Status::Loaded(app) => Value::Object(entry(&app)),
         _ => {
             let bytes = std::fs::metadata(&model.path).map_or(0, |metadata| metadata.len());
@@ -94,7 +148,7 @@ pub fn tags(hub: &Hub) -> Value {
 
 /// Lists the loaded models.
 pub fn ps(hub: &Hub) -> Value {
-    let models = hub.entries().iter().filter_map(|model| {
+    let models = hub.entries().into_iter().filter_map(|model| {
         let Status::Loaded(app) = model.status() else {
             return None;
         };

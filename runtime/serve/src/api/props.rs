@@ -1,7 +1,9 @@
 //! Properties of the server, its adapters, and its metrics.
 
+use crate::api::openai_chat::FINGERPRINT;
 use crate::app::App;
 use crate::error::Result;
+use crate::hub::Hub;
 use crate::job;
 use crate::settings;
 use serde_json::{Value, json};
@@ -43,6 +45,26 @@ pub fn props(app: &App) -> Result<Value> {
         "build_info": concat!("samite ", env!("CARGO_PKG_VERSION")),
         "devices": app.model.devices().iter().map(|device| device.name().to_owned()).collect::<Vec<_>>(),
     }))
+}
+
+/// Returns the properties of a server of several models.
+pub fn router(hub: &Hub) -> Value {
+    let count = match hub.limits.models {
+        // In llama-server's terms, there is no limit.
+        usize::MAX => 0,
+        count => count,
+    };
+    json!({
+        "role": "router",
+        "max_instances": count,
+        "models_autoload": hub.limits.loads,
+        "model_alias": "samite",
+        "model_path": "",
+        "default_generation_settings": {"params": {}, "n_ctx": 0},
+        "modalities": {"vision": false, "audio": false},
+        "webui": hub.options.page,
+        "build_info": FINGERPRINT,
+    })
 }
 
 pub fn adapters(app: &App) -> Value {

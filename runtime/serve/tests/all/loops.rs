@@ -2,6 +2,7 @@
 
 use crate::common::Server;
 use serde_json::{Value, json};
+use std::io::Read;
 
 /// Returns the names and data of a stream's events.
 pub fn events(server: &Server, path: &str, body: &Value) -> Vec<(String, Value)> {
@@ -469,6 +470,50 @@ fn reasoning_ends_after_its_budget() {
     let (_, message) = server.post("/v1/messages", &body);
     assert_eq!(message["content"][0]["type"], "thinking", "{message}");
     assert_eq!(message["content"][1]["text"], "yes", "{message}");
+}
+
+#[test]
+fn a_client_ends_the_reasoning_of_a_running_answer() {
+    let server = Server::simple();
+    let path = "/v1/chat/completions/control";
+    let body = json!({
+        "messages": [{"role": "user", "content": "Once upon a time"}],
+        "max_tokens": 400,
+        "grammar": r#"root ::= "<think>" [a-z ]* "</think>yes""#,
+        "reasoning_control": true,
+        "stream": true,
+    });
+    // The answer may end before the control arrives. Then another one is asked for.
+    let is_ended = (0..100).any(|_| {
+        let mut stream = server.send("POST", "/v1/chat/completions", "", &body.to_string());
+        let mut text = vec![0; 600];
+        stream.read_exact(&mut text).unwrap();
+        let begin = String::from_utf8(text).unwrap();
+        let id = begin.split("\"id\":\"").nth(1).unwrap();
+        let id = id.split('"').next().unwrap();
+        let mut control = json!({"id": id, "action": "pause"});
+        let (status, error) = server.post(path, &control);
+        assert_eq!((status, &error["error"]["param"]), (400, &json!("action")));
+        control["action"] = "reasoning_end".into();
+        let (status, answer) = server.post(path, &control);
+        assert_eq!(status, 200, "{answer}");
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).unwrap();
+        // An answer that has ended cannot be controlled.
+        let (_, late) = server.post(path, &control);
+        assert_eq!(late["success"], false, "{late}");
+        let content = rest.split("{\"content\":\"").skip(1);
+        let content = content.filter_map(|part| part.split('"').next());
+        answer["success"] == true && content.collect::<String>() == "yes"
+    });
+    assert!(is_ended);
+    let mut other = body;
+    other["reasoning_control"] = 5.into();
+    assert_eq!(server.post("/v1/chat/completions", &other).0, 400);
+    assert_eq!(
+        server.post(path, &json!({"action": "reasoning_end"})).0,
+        400
+    );
 }
 
 #[test]

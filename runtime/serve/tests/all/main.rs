@@ -9,6 +9,7 @@ mod forms;
 mod hostile;
 mod http;
 mod keys;
+mod library;
 mod loops;
 mod models;
 mod parrot;

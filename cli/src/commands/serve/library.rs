@@ -1,0 +1,125 @@
+//! Models in the download cache, for a server that downloads and deletes them.
+
+use super::ServeArgs;
+use super::source::ModelSource;
+use crate::failure::CommandResult;
+use crate::hub;
+use crate::setup::ModelSetup;
+use samite::CancelToken;
+use samite::hub::{Cache, Cached, DownloadProgress, Hub, Reference};
+use samite::serve::{FileProgress, Library, ServeOptions, ServedModel};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Revision to download.
+const REVISION: &str = "main";
+
+/// The models in the user's download cache.
+pub struct CachedModels {
+    args: Arc<ServeArgs>,
+    setup: ModelSetup,
+    options: ServeOptions,
+    cache: Cache,
+    hub: Hub,
+}
+
+impl CachedModels {
+    pub fn new(
+        args: &Arc<ServeArgs>,
+        setup: &ModelSetup,
+        options: &ServeOptions,
+    ) -> CommandResult<Self> {
+        Ok(CachedModels {
+            args: Arc::clone(args),
+            setup: setup.clone(),
+            options: options.clone(),
+            cache: hub::cache()?,
+            hub: hub::hub(&args.model.hub.access),
+        })
+    }
+
+    fn served(&self, names: Vec<String>, path: PathBuf) -> ServedModel {
+        let setup = self.setup.with_file(path.clone());
+        ModelSource::new(&self.args, setup, self.options.clone()).served_as(names, &path)
+    }
+}
+
+/// Returns whether a file is a model of its own.
+fn is_model(file: &str) -> bool {
+    let name = file.rsplit('/').next().unwrap_or(file).to_ascii_lowercase();
+    !name.contains("mmproj") && !name.contains("imatrix")
+}
+
+fn parsed(name: &str) -> Result<Reference, String> {
+    name.parse()
+        .map_err(|error: samite::hub::Error| error.to_string())
+}
+
+impl Library for CachedModels {
+    fn models(&self) -> Result<Vec<ServedModel>, String> {
+        let models = self.cache.models().map_err(|error| error.to_string())?;
+        let models = models.into_iter().filter(|model| is_model(&model.file));
+        let served = models.map(|model| {
+            let Cached {
+                repository,
+                file,
+                name,
+                path,
+                ..
+            } = model;
+            let mut names = vec![name, format!("{repository}:{file}")];
+            // The name without a quantization means the one that a download would choose.
+            if let Ok(reference) = parsed(&repository)
+                && self.cache.find(&reference, REVISION).as_ref() == Some(&path)
+            {
+                names.push(repository);
+            }
+            names.dedup();
+            self.served(names, path)
+        });
+        Ok(served.collect())
+    }
+
+    fn name(&self, text: &str) -> Result<String, String> {
+        Ok(parsed(text)?.to_string())
+    }
+
+    fn download(
+        &self,
+        name: &str,
+        progress: &mut dyn FnMut(FileProgress),
+        cancel: &CancelToken,
+    ) -> Result<ServedModel, String> {
+        let reference = parsed(name)?;
+        let mut download = || -> samite::hub::Result<(String, PathBuf)> {
+            let listing = self.hub.list(&reference, REVISION)?;
+            let files = listing.choose(&reference)?;
+            let mut first = None;
+            for file in files {
+                let mut report = |now| {
+                    if let DownloadProgress::Received(done) = now {
+                        progress(FileProgress {
+                            file: file.path.clone(),
+                            done,
+                            total: file.size,
+                        });
+                    }
+                };
+                let path = self
+                    .hub
+                    .fetch(&self.cache, &listing, file, &mut report, cancel)?;
+                first.get_or_insert((listing.reference(&file.path).to_string(), path));
+            }
+            first.ok_or_else(|| samite::hub::Error::NotFound(format!("{reference}: no file")))
+        };
+        let (short, path) = download().map_err(|error| error.to_string())?;
+        let mut names = vec![short, name.to_owned()];
+        names.dedup();
+        Ok(self.served(names, path))
+    }
+
+    fn delete(&self, name: &str) -> Result<(), String> {
+        let removed = self.cache.remove(&parsed(name)?);
+        removed.map(drop).map_err(|error| error.to_string())
+    }
+}
