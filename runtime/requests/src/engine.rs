@@ -636,7 +636,7 @@ impl Engine {
         let freed = self.kept.add(sequence, tokens, running.key, slot, can_cut);
         freed.into_iter().for_each(|sequence| self.free(sequence));
         while self.kept.len() > self.options.kept {
-            self.evict(None);
+            self.evict_cheapest(None);
         }
     }
 
@@ -662,14 +662,24 @@ impl Engine {
         self.free(sequence);
     }
 
-    /// Evicts the least recently used prefix.
-    fn evict(&mut self, spared: Option<usize>) -> bool {
-        let Some(sequence) = self.kept.evict(spared) else {
-            return false;
-        };
-        self.totals.evicted += 1;
-        self.free(sequence);
-        true
+    /// Evicts the least recently used prefix, for its cells.
+    fn evict_oldest(&mut self) -> bool {
+        let sequence = self.kept.evict_oldest();
+        self.free_evicted(sequence)
+    }
+
+    /// Evicts the prefix that costs least, for its sequence.
+    fn evict_cheapest(&mut self, spared: Option<usize>) -> bool {
+        let sequence = self.kept.evict_cheapest(spared);
+        self.free_evicted(sequence)
+    }
+
+    fn free_evicted(&mut self, sequence: Option<usize>) -> bool {
+        if let Some(sequence) = sequence {
+            self.totals.evicted += 1;
+            self.free(sequence);
+        }
+        sequence.is_some()
     }
 
     fn forget_swapped(&mut self, running: &mut Running) {
@@ -788,7 +798,7 @@ impl Engine {
         }
         let set = self.set_of(saved)?.unwrap_or(self.default_adapters);
         self.room_for_text(saved.len());
-        while self.kept.len() >= self.options.kept && self.evict(None) {}
+        while self.kept.len() >= self.options.kept && self.evict_cheapest(None) {}
         let Some(sequence) = self.free_sequences.pop() else {
             return Err(Error::InvalidArgument("no sequence is free".into()));
         };

@@ -1,5 +1,10 @@
 //! The prefix cache: texts that earlier requests left in the context, and the search for usable
 //! prefixes of a prompt.
+//!
+//! If there are too many texts, the one is evicted that costs least to compute again, with aging:
+//! GreedyDual (Young, 1994). A text costs the tokens after its longest cached prefix. So a short
+//! request between two turns of a long conversation evicts nothing of it that is needed. If cells
+//! are needed, whose number is proportional to the tokens, the least recently used text is evicted.
 
 use crate::event::{CacheMiss, MissCause};
 use samite_llm::Context;
@@ -19,6 +24,26 @@ pub(crate) struct CachedPrefix {
     pub slot: usize,
     /// Time of the last use, as a count.
     pub used: u64,
+    /// Length of the longest other cached text that is a prefix of this one.
+    base: usize,
+    /// [`PrefixCache::level`] at the last use.
+    credit: usize,
+    /// Number of requests that continued it.
+    continued: usize,
+}
+
+impl CachedPrefix {
+    /// Returns the number of tokens to compute if the text is evicted and needed again, weighted by
+    /// how likely that is.
+    fn cost(&self) -> usize {
+        let tokens = self.tokens.len().saturating_sub(self.base);
+        match self.continued {
+            // A conversation that went on from here rarely comes back. A text that was continued
+            // twice is a common beginning.
+            1 => tokens / 8,
+            _ => tokens,
+        }
+    }
 }
 
 /// All cached texts.
@@ -28,6 +53,8 @@ pub(crate) struct PrefixCache {
     /// Recently evicted texts, to report evictions.
     evicted: VecDeque<(Key, Vec<u32>)>,
     clock: u64,
+    /// Cost of evicted texts, which ages those that stay.
+    level: usize,
 }
 
 /// A prefix of a prompt in the cache.
@@ -100,17 +127,20 @@ impl PrefixCache {
         slot: usize,
         can_cut: bool,
     ) -> Vec<usize> {
-        let mut freed = Vec::new();
-        self.texts.retain(|text| {
-            let is_covered = text.key == key
+        let freed = self.remove_if(|text| {
+            text.key == key
                 && text.slot == slot
                 && tokens.starts_with(&text.tokens)
-                && (can_cut || tokens.len() == text.tokens.len());
-            if is_covered {
-                freed.push(text.sequence);
-            }
-            !is_covered
+                && (can_cut || tokens.len() == text.tokens.len())
         });
+        let mut base = 0;
+        for text in self.texts.iter_mut().filter(|text| text.key == key) {
+            if tokens.starts_with(&text.tokens) {
+                base = base.max(text.tokens.len());
+            } else if text.tokens.starts_with(&tokens) {
+                text.base = text.base.max(tokens.len());
+            }
+        }
         self.clock += 1;
         self.texts.push(CachedPrefix {
             sequence,
@@ -118,28 +148,57 @@ impl PrefixCache {
             key,
             slot,
             used: self.clock,
+            base,
+            credit: self.level,
+            continued: 0,
         });
         freed
     }
 
-    /// Records the use of a text.
+    /// Records that a request continues a text.
     pub fn touch(&mut self, number: usize) {
         self.clock += 1;
         if let Some(text) = self.texts.get_mut(number) {
             text.used = self.clock;
+            text.credit = self.level;
+            text.continued += 1;
         }
     }
 
     /// Removes a text.
     pub fn take(&mut self, number: usize) -> Option<CachedPrefix> {
-        (number < self.texts.len()).then(|| self.texts.swap_remove(number))
+        if number >= self.texts.len() {
+            return None;
+        }
+        let gone = self.texts.swap_remove(number);
+        // Longer texts now have its prefix as their longest one.
+        let longer = self.texts.iter_mut().filter(|text| {
+            text.key == gone.key
+                && text.base == gone.tokens.len()
+                && text.tokens.starts_with(&gone.tokens)
+        });
+        longer.for_each(|text| text.base = gone.base);
+        Some(gone)
     }
 
-    /// Removes the least recently used text, except `spared`, and returns its sequence.
-    pub fn evict(&mut self, spared: Option<usize>) -> Option<usize> {
+    /// Removes the least recently used text, and returns its sequence.
+    pub fn evict_oldest(&mut self) -> Option<usize> {
+        let texts = self.texts.iter().enumerate();
+        let (number, _) = texts.min_by_key(|(_, text)| text.used)?;
+        self.evict(number)
+    }
+
+    /// Removes the text that costs least, except `spared`, and returns its sequence.
+    pub fn evict_cheapest(&mut self, spared: Option<usize>) -> Option<usize> {
         let texts = self.texts.iter().enumerate();
         let others = texts.filter(|(number, _)| Some(*number) != spared);
-        let (number, _) = others.min_by_key(|(_, text)| text.used)?;
+        let value = |text: &CachedPrefix| text.credit.saturating_add(text.cost());
+        let (number, text) = others.min_by_key(|(_, text)| (value(text), text.used))?;
+        self.level = self.level.max(value(text));
+        self.evict(number)
+    }
+
+    fn evict(&mut self, number: usize) -> Option<usize> {
         let text = self.take(number)?;
         if self.evicted.len() == Self::MAX_EVICTED {
             self.evicted.pop_front();
@@ -151,13 +210,9 @@ impl PrefixCache {
     /// Removes the texts for which `is_lost` returns true, and returns their sequences.
     pub fn remove_if(&mut self, is_lost: impl Fn(&CachedPrefix) -> bool) -> Vec<usize> {
         let mut lost = Vec::new();
-        self.texts.retain(|text| {
-            let is_lost = is_lost(text);
-            if is_lost {
-                lost.push(text.sequence);
-            }
-            !is_lost
-        });
+        while let Some(number) = self.texts.iter().position(&is_lost) {
+            lost.extend(self.take(number).map(|text| text.sequence));
+        }
         lost
     }
 
@@ -218,5 +273,78 @@ impl PrefixCache {
             cause,
         };
         (best, miss)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Adds a text of `length` tokens, the first `shared` of which are those of other texts.
+    fn add(cache: &mut PrefixCache, sequence: usize, shared: u32, length: u32, own: u32) {
+        let tokens = (0..length).map(|at| if at < shared { at } else { own });
+        cache.add(sequence, tokens.collect(), (0, 0), sequence, false);
+    }
+
+    fn left(cache: &PrefixCache) -> Vec<usize> {
+        let mut sequences: Vec<usize> = cache.iter().map(|text| text.sequence).collect();
+        sequences.sort_unstable();
+        sequences
+    }
+
+    #[test]
+    fn the_cheapest_text_is_evicted_and_costs_age() {
+        let mut cache = PrefixCache::default();
+        add(&mut cache, 0, 0, 1000, 7000);
+        add(&mut cache, 1, 0, 20, 7001);
+        add(&mut cache, 2, 0, 30, 7002);
+        assert_eq!(cache.evict_cheapest(None), Some(1));
+        assert_eq!(
+            cache.evict_cheapest(Some(1)),
+            Some(0),
+            "the other one is spared"
+        );
+        add(&mut cache, 3, 0, 1000, 7003);
+        // Short texts outlive a long one that is not used any more.
+        for sequence in 4..150 {
+            add(&mut cache, sequence, 0, 30, 8000 + sequence as u32);
+            if cache.evict_cheapest(None) == Some(3) {
+                assert!(sequence > 30, "{sequence}");
+                return;
+            }
+        }
+        panic!("the long text stays for ever");
+    }
+
+    #[test]
+    fn a_text_costs_what_its_prefixes_do_not_have() {
+        let mut cache = PrefixCache::default();
+        // 400 and 1000 tokens of one text, and another text of 500.
+        add(&mut cache, 0, 400, 400, 0);
+        add(&mut cache, 1, 1000, 1000, 0);
+        add(&mut cache, 2, 0, 500, 7000);
+        // A text in between: the longest one costs 50.
+        add(&mut cache, 3, 950, 950, 0);
+        assert_eq!(cache.evict_cheapest(None), Some(1));
+        // Without the first one, the one in between costs 950.
+        assert_eq!(cache.evict_cheapest(None), Some(0));
+        assert_eq!(cache.evict_cheapest(None), Some(2));
+        assert_eq!(left(&cache), [3]);
+    }
+
+    #[test]
+    fn a_use_renews_a_text() {
+        let mut cache = PrefixCache::default();
+        for sequence in 0..4 {
+            add(&mut cache, sequence, 0, 100, 7000 + sequence as u32);
+        }
+        cache.touch(0);
+        assert_eq!(cache.evict_oldest(), Some(1));
+        // A text that was continued once is behind, and one that was continued twice is not.
+        cache.touch(1);
+        cache.touch(1);
+        assert_eq!(cache.evict_cheapest(None), Some(0));
+        assert_eq!(cache.evict_cheapest(None), Some(2));
+        assert_eq!(left(&cache), [3]);
     }
 }

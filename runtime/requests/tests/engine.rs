@@ -1097,6 +1097,10 @@ fn saved_slots_and_disk_prefixes_belong_to_their_adapters() {
 
 /// Creates an engine with a small model of an architecture whose texts cannot be cut anywhere.
 fn of_architecture(architecture: &'static str) -> Engine {
+    with_kept(architecture, 12)
+}
+
+fn with_kept(architecture: &'static str, kept: usize) -> Engine {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let tiny = SyntheticModel::tiny(architecture);
@@ -1106,7 +1110,7 @@ fn of_architecture(architecture: &'static str) -> Engine {
     let options = EngineOptions {
         context: Some(256),
         budget: 64,
-        kept: 12,
+        kept,
         ..options(2)
     };
     let context = ContextOptions {
@@ -1119,6 +1123,24 @@ fn of_architecture(architecture: &'static str) -> Engine {
     let context = Context::new(model, context).unwrap();
     assert!(!context.kv_cache().can_truncate(), "{architecture}");
     Engine::new(context, options).unwrap()
+}
+
+#[test]
+fn short_requests_between_turns_leave_a_long_text_cached() {
+    for architecture in ["qwen3next", "gemma3"] {
+        let mut engine = with_kept(architecture, 2);
+        let turn = |length: u32| request((0..length).map(|at| at % 250), 3);
+        answer(&mut engine, turn(120));
+        for (number, length) in (1..4).zip([150, 180, 210]) {
+            for title in 0..2 {
+                let title = (0..30).map(|at| (at + 40 * number + title) % 250);
+                answer(&mut engine, request(title, 3));
+            }
+            let (started, _) = answer(&mut engine, turn(length));
+            // A state from before the end of the prompt of the last turn.
+            assert_eq!(started.cached, length as usize - 30 - 24, "{architecture}");
+        }
+    }
 }
 
 /// Gated delta nets, convolutions, and windows, each combined with full attention.

@@ -378,7 +378,7 @@ impl Engine {
             return Ok((Some((sequence, common)), miss));
         }
         // A text that cannot be cut stays cached for the next request with the same prefix.
-        while self.kept.len() >= self.options.kept && self.evict(None) {}
+        while self.kept.len() >= self.options.kept && self.evict_cheapest(None) {}
         let freed = self
             .kept
             .add(sequence, saved.tokens, running.key, slot, false);
@@ -390,7 +390,7 @@ impl Engine {
     /// Returns an empty sequence with a set of adapters.
     fn sequence(&mut self, spared: Option<usize>, set: usize) -> Result<usize> {
         if self.free_sequences.is_empty() {
-            self.evict(spared);
+            self.evict_cheapest(spared);
         }
         let sequence = self.free_sequences.pop().ok_or_else(|| {
             samite_llm::Error::InvalidArgument("no sequence of the context is free".into())
@@ -438,7 +438,7 @@ impl Engine {
         let takes_over = is_alone || (is_whole && can_cut) || (has_recurrent_states && !is_whole);
         if !takes_over {
             if self.free_sequences.is_empty() {
-                self.evict(Some(number));
+                self.evict_cheapest(Some(number));
             }
             if !self.free_sequences.is_empty() {
                 let to = self.sequence(None, set)?;

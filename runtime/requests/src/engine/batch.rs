@@ -329,7 +329,7 @@ impl Engine {
             return;
         }
         if self.kept.len() >= self.options.kept {
-            self.evict(None);
+            self.evict_cheapest(None);
         }
         let Some(to) = self.free_sequences.pop() else {
             return;
@@ -444,7 +444,7 @@ impl Engine {
         let saved = self.context.save(sequence)?;
         loop {
             match self.context.restore(sequence, &saved) {
-                Err(Error::ContextFull { .. }) if self.evict(None) => {}
+                Err(Error::ContextFull { .. }) if self.evict_oldest() => {}
                 result => return result,
             }
         }

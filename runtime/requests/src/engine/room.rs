@@ -6,7 +6,7 @@ impl Engine {
     /// Evicts cached prefixes until `wanted` cells are free, or none are left to evict. Returns the
     /// number of free cells.
     pub(super) fn room_for(&mut self, wanted: usize) -> usize {
-        while self.context.kv_cache().cells().free() < wanted && self.evict(None) {}
+        while self.context.kv_cache().cells().free() < wanted && self.evict_oldest() {}
         self.context.kv_cache().cells().free()
     }
 
@@ -21,7 +21,7 @@ impl Engine {
     /// In the gaps between cached prefixes, the cells of texts would be interleaved, and attention
     /// would take several times as long.
     pub(super) fn evict_for_blocks(&mut self, wanted: usize) {
-        while self.context.kv_cache().cells().free_blocks() < wanted && self.evict(None) {}
+        while self.context.kv_cache().cells().free_blocks() < wanted && self.evict_oldest() {}
     }
 
     /// Returns the active request to preempt first: the most recent one with the lowest priority.
