@@ -42,7 +42,7 @@ impl ReasoningLimit {
         })
     }
 
-    /// Returns whether there is no limit.
+    /// Returns whether nothing limits the reasoning.
     pub fn is_none(&self) -> bool {
         self.tokens.is_none() && self.stop.is_none()
     }

@@ -50,7 +50,7 @@ pub fn props(app: &App) -> Result<Value> {
 /// Returns the properties of a server of several models.
 pub fn router(hub: &Hub) -> Value {
     let count = match hub.limits.models {
-        // In llama-server's terms, there is no limit.
+        // llama-server's spelling of no limit.
         usize::MAX => 0,
         count => count,
     };
