@@ -280,7 +280,7 @@ impl PrefixCache {
 mod tests {
     use super::*;
 
-    /// Adds a text of `length` tokens, the first `shared` of which are those of other texts.
+    /// Adds a text of `length` tokens, whose first `shared` ones are those of other texts.
     fn add(cache: &mut PrefixCache, sequence: usize, shared: u32, length: u32, own: u32) {
         let tokens = (0..length).map(|at| if at < shared { at } else { own });
         cache.add(sequence, tokens.collect(), (0, 0), sequence, false);
