@@ -8,6 +8,7 @@ use crate::page;
 pub enum Get {
     Health,
     Ready,
+    OpenApi,
     Models,
     Props,
     Metrics,
@@ -114,6 +115,7 @@ impl Methods {
         Some(match path {
             "/health" | "/v1/health" => Methods::get(Get::Health),
             "/ready" => Methods::get(Get::Ready),
+            "/openapi.json" => Methods::get(Get::OpenApi),
             "/v1/models" | "/models" => Methods::get(Get::Models),
             "/models/load" => Methods::post(Post::Load),
             "/models/unload" => Methods::post(Post::Unload),

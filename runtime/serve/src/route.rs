@@ -15,6 +15,7 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::hub::Hub;
 use crate::job::Job;
+use crate::openapi;
 use crate::page;
 use crate::paths::{Delete, Get, Methods, Post};
 use crate::stream::{self, answer, json_response};
@@ -434,6 +435,7 @@ impl CheckedRequest<'_> {
         let value = match get {
             Get::Health => json!({"status": "ok"}),
             Get::Ready => return ready(hub),
+            Get::OpenApi => openapi::description(&hub.options)?,
             Get::Metrics => {
                 self.check_admin("reading metrics")?;
                 return told_metrics(&*self.look()?);

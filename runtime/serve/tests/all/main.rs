@@ -11,6 +11,7 @@ mod http;
 mod keys;
 mod loops;
 mod models;
+mod openapi;
 mod parrot;
 mod streams;
 mod templates;
