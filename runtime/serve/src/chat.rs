@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
-use crate::form::Form;
+use crate::form::{Form, check_schema};
 use crate::ids;
 use crate::job::{ChatExtras, Job, Parsing, reasoning_format};
 use crate::reasoning_budget::ReasoningLimit;
@@ -35,49 +35,52 @@ const TOOL: usize = 256 << 10;
 /// Maximum number of messages and of tools in a conversation.
 pub const MOST: usize = 16_384;
 
+/// Removes members without a value, which count as missing.
+fn remove_nulls(value: Option<&mut Value>) {
+    if let Some(Value::Object(members)) = value {
+        members.retain(|_, member| !member.is_null());
+    }
+}
+
+/// Reads the function of a tool or of a call.
+fn function<'a>(fields: &Fields<'a>, place: &str) -> Result<Fields<'a>> {
+    let missing = || ApiError::field(format!("{place}.function"), "is missing");
+    let function = fields.fields("function")?.ok_or_else(missing)?;
+    function.required_text("name")?;
+    Ok(function)
+}
+
+/// Reads a list of texts as parts of their default type.
+fn parts(place: &str, parts: &[Value]) -> Result<Value> {
+    let read = |(i, part)| {
+        let place = format!("{place}[{i}]");
+        let part = Fields::from_value(&place, part)?;
+        match part.text(&["type"])?.unwrap_or("text") {
+            "text" | "input_text" | "output_text" => {
+                Ok(json!({"type": "text", "text": part.required_text("text")?}))
+            }
+            "image_url" | "input_image" | "image" => Err(ApiError::image(place)),
+            "input_audio" | "audio" => Err(ApiError::field(
+                place,
+                "audio input is not supported by this model",
+            )),
+            other => Err(ApiError::field(
+                format!("{place}.type"),
+                format!("unsupported content[].type \"{other}\": use text"),
+            )),
+        }
+    };
+    parts.iter().enumerate().map(read).collect()
+}
+
 fn message(place: &str, value: &Value) -> Result<Message> {
     let fields = Fields::from_value(place, value)?;
     let of = |name: &str| format!("{place}.{name}");
-    let role = match fields.get(&["role"]) {
-        None => return Err(ApiError::field(of("role"), "is missing")),
-        Some((_, Value::String(role))) => role,
-        Some((_, other)) => {
-            return Err(ApiError::field(
-                of("role"),
-                format!("must be a string, and is {}", kind(other)),
-            ));
-        }
-    };
+    let role = fields.required_text("role")?;
+    let mut message = value.clone();
     match fields.get(&["content"]) {
         None | Some((_, Value::String(_))) => {}
-        Some((_, Value::Array(parts))) => {
-            for (i, part) in parts.iter().enumerate() {
-                let place = format!("{place}.content[{i}]");
-                let part = Fields::from_value(&place, part)?;
-                match part.text(&["type"])?.unwrap_or("text") {
-                    "text" | "input_text" | "output_text" => {
-                        if !part.has("text") {
-                            return Err(ApiError::field(format!("{place}.text"), "is missing"));
-                        }
-                    }
-                    "image_url" | "input_image" | "image" => {
-                        return Err(ApiError::image(place));
-                    }
-                    "input_audio" | "audio" => {
-                        return Err(ApiError::field(
-                            place,
-                            "audio input is not supported by this model",
-                        ));
-                    }
-                    other => {
-                        return Err(ApiError::field(
-                            format!("{place}.type"),
-                            format!("unsupported content[].type \"{other}\": use text"),
-                        ));
-                    }
-                }
-            }
-        }
+        Some((name, Value::Array(list))) => message[name] = parts(&of(name), list)?,
         Some((_, other)) => {
             return Err(ApiError::field(
                 of("content"),
@@ -91,7 +94,25 @@ fn message(place: &str, value: &Value) -> Result<Message> {
     if role == "user" && !fields.has("content") {
         return Err(ApiError::field(of("content"), "is missing"));
     }
-    serde_json::from_value(value.clone()).map_err(|error| ApiError::field(place, error))
+    for name in [
+        "reasoning_content",
+        "reasoning",
+        "thinking",
+        "tool_call_id",
+        "name",
+    ] {
+        fields.text(&[name])?;
+    }
+    let calls = fields.list("tool_calls")?.unwrap_or_default();
+    for (i, call) in calls.iter().enumerate() {
+        let place = of(&format!("tool_calls[{i}]"));
+        let call = Fields::from_value(&place, call)?;
+        call.text(&["id"])?;
+        call.text(&["type"])?;
+        function(&call, &place)?;
+        remove_nulls(message["tool_calls"].get_mut(i));
+    }
+    serde_json::from_value(message).map_err(|error| ApiError::field(place, error))
 }
 
 /// Tools of a request, after its `tool_choice`.
@@ -132,8 +153,16 @@ fn tools(fields: &Fields<'_>) -> Result<Tools> {
             ));
         }
         let is_deferred = fields.boolean(&["defer_loading"], false)?;
-        let tool =
-            serde_json::from_value(tool.clone()).map_err(|error| ApiError::field(&place, error))?;
+        let function = function(&fields, &place)?;
+        function.text(&["description"])?;
+        function.boolean(&["strict"], false)?;
+        if let Some((name, schema)) = function.get(&["parameters"]) {
+            check_schema(&format!("{place}.function.{name}"), schema)?;
+        }
+        let mut tool = tool.clone();
+        remove_nulls(Some(&mut tool));
+        remove_nulls(tool.get_mut("function"));
+        let tool = serde_json::from_value(tool).map_err(|error| ApiError::field(&place, error))?;
         if is_deferred {
             deferred.push(tool);
         } else {

@@ -84,49 +84,61 @@ impl<'a> Fields<'a> {
         self.get(&[name]).is_some()
     }
 
+    /// Reads the fields of these names, and returns the value of the first one that has any.
+    fn first<T>(
+        &self,
+        names: &[&str],
+        read: impl Fn(&str, &'a Value) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let mut first = None;
+        for &name in names {
+            if let Some((name, value)) = self.get(&[name]) {
+                let value = read(name, value)?;
+                first = first.or(Some(value));
+            }
+        }
+        Ok(first)
+    }
+
     pub fn boolean(&self, names: &[&str], default: bool) -> Result<bool> {
-        match self.get(names) {
-            None => Ok(default),
-            Some((_, Value::Bool(value))) => Ok(*value),
-            Some((name, other)) => Err(self.wrong(
+        let value = self.first(names, |name, value| match value {
+            Value::Bool(value) => Ok(*value),
+            other => Err(self.wrong(
                 name,
                 format!("must be true or false, and is {}", kind(other)),
             )),
-        }
+        });
+        Ok(value?.unwrap_or(default))
     }
 
     pub fn number(&self, names: &[&str], least: f64, most: f64) -> Result<Option<f64>> {
-        let Some((name, value)) = self.get(names) else {
-            return Ok(None);
-        };
-        match value.as_f64() {
-            Some(number) if (least..=most).contains(&number) => Ok(Some(number)),
+        self.first(names, |name, value| match value.as_f64() {
+            Some(number) if (least..=most).contains(&number) => Ok(number),
             Some(number) => Err(self.wrong(
                 name,
                 format!("must be from {least} to {most}, and is {number}"),
             )),
             None => Err(self.wrong(name, format!("must be a number, and is {}", kind(value)))),
-        }
+        })
     }
 
     pub fn integer(&self, names: &[&str], least: i64, most: i64) -> Result<Option<i64>> {
-        let Some((name, value)) = self.get(names) else {
-            return Ok(None);
-        };
-        let wrong = |what: String| Err(self.wrong(name, what));
-        let Value::Number(number) = value else {
-            return wrong(format!("must be a whole number, and is {}", kind(value)));
-        };
-        let whole = number.as_f64().filter(|number| number.fract() == 0.0);
-        let whole = number.as_i64().or(whole
-            .filter(|number| number.abs() < 9e15)
-            .map(|number| number as i64));
-        match whole {
-            Some(whole) if (least..=most).contains(&whole) => Ok(Some(whole)),
-            _ => wrong(format!(
-                "must be a whole number from {least} to {most}, and is {number}"
-            )),
-        }
+        self.first(names, |name, value| {
+            let wrong = |what: String| Err(self.wrong(name, what));
+            let Value::Number(number) = value else {
+                return wrong(format!("must be a whole number, and is {}", kind(value)));
+            };
+            let whole = number.as_f64().filter(|number| number.fract() == 0.0);
+            let whole = number.as_i64().or(whole
+                .filter(|number| number.abs() < 9e15)
+                .map(|number| number as i64));
+            match whole {
+                Some(whole) if (least..=most).contains(&whole) => Ok(whole),
+                _ => wrong(format!(
+                    "must be a whole number from {least} to {most}, and is {number}"
+                )),
+            }
+        })
     }
 
     pub fn count(&self, names: &[&str], most: usize) -> Result<Option<usize>> {
@@ -163,13 +175,10 @@ impl<'a> Fields<'a> {
     }
 
     pub fn text(&self, names: &[&str]) -> Result<Option<&'a str>> {
-        match self.get(names) {
-            None => Ok(None),
-            Some((_, Value::String(text))) => Ok(Some(text)),
-            Some((name, other)) => {
-                Err(self.wrong(name, format!("must be a string, and is {}", kind(other))))
-            }
-        }
+        self.first(names, |name, value| match value {
+            Value::String(text) => Ok(text.as_str()),
+            other => Err(self.wrong(name, format!("must be a string, and is {}", kind(other)))),
+        })
     }
 
     pub fn required_text(&self, name: &str) -> Result<&'a str> {
@@ -372,6 +381,8 @@ mod tests {
         assert!(message(fields.texts("c", 4).unwrap_err()).starts_with("\"c[0]\""));
         assert_eq!(fields.texts("b", 4), Ok(vec!["x".to_owned()]));
         assert_eq!(fields.number(&["z", "a"], 0.0, 2.0), Ok(Some(1.5)));
+        // A value of another name must be right even if it does not count.
+        assert!(message(fields.integer(&["n", "a"], 0, 5).unwrap_err()).starts_with("\"a\""));
     }
 
     #[test]

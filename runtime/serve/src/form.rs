@@ -5,7 +5,7 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use samite_grammar::{Grammar, GrammarError, GrammarPart, Lazy, Trigger, close_objects};
 use samite_text::Constraint;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// The constraint of a text, as the request states it.
 #[derive(Clone, Debug)]
@@ -26,61 +26,67 @@ fn grammar_error(field: &str, error: &GrammarError) -> ApiError {
 
 /// Reads the constraint of a text: `json_schema`, `grammar`, and OpenAI's `response_format`.
 pub fn form(fields: &Fields<'_>) -> Result<(&'static str, Form)> {
-    if let Some((_, schema)) = fields.get(&["json_schema"]) {
-        if fields.has("grammar") {
-            return Err(ApiError::field(
-                "grammar",
-                "a text keeps to \"json_schema\" or to \"grammar\", not to both",
-            ));
-        }
-        return Ok(("json_schema", Form::Schema(schema.clone())));
+    let format = response_format(fields)?;
+    let grammar = fields.text(&["grammar"])?.filter(|text| !text.is_empty());
+    match (fields.get(&["json_schema"]), grammar) {
+        (Some(_), Some(_)) => Err(ApiError::field(
+            "grammar",
+            "a text keeps to \"json_schema\" or to \"grammar\", not to both",
+        )),
+        (Some((_, schema)), None) => Ok(("json_schema", Form::Schema(schema.clone()))),
+        (None, Some(text)) => Ok(("grammar", Form::Gbnf(text.to_owned()))),
+        (None, None) => Ok(("response_format", format)),
     }
-    if let Some(text) = fields.text(&["grammar"])?.filter(|text| !text.is_empty()) {
-        return Ok(("grammar", Form::Gbnf(text.to_owned())));
-    }
-    let Some(format) = fields.fields("response_format")? else {
-        return Ok(("response_format", Form::Free));
+}
+
+fn response_format(fields: &Fields<'_>) -> Result<Form> {
+    const NAME: &str = "response_format";
+    let Some(format) = fields.fields(NAME)? else {
+        return Ok(Form::Free);
     };
-    let any_object = || json!({"type": "object"});
-    let form = match format.text(&["type"])?.unwrap_or("text") {
-        "text" => Form::Free,
-        "json_object" => match format.get(&["schema"]) {
-            Some((_, schema)) => Form::Schema(schema.clone()),
-            None => Form::Schema(any_object()),
-        },
-        "json_schema" => {
-            let inner = format.fields("json_schema")?;
-            let schema = inner.and_then(|inner| inner.get(&["schema"]));
-            let schema = schema.or_else(|| format.get(&["schema"]));
-            Form::Schema(schema.map_or_else(any_object, |(_, schema)| schema.clone()))
-        }
+    let wrapper = format.fields("json_schema")?;
+    let inner = wrapper.and_then(|wrapper| wrapper.get(&["schema"]));
+    let outer = format.get(&["schema"]);
+    for (_, schema) in inner.iter().chain(&outer) {
+        check_schema(NAME, schema)?;
+    }
+    let schema = match format.text(&["type"])?.unwrap_or("text") {
+        "text" => return Ok(Form::Free),
+        "json_object" => outer,
+        "json_schema" => inner.or(outer),
         other => {
             return Err(ApiError::field(
-                "response_format",
+                NAME,
                 format!("\"type\" must be text, json_object or json_schema, and is \"{other}\""),
             ));
         }
     };
-    Ok(("response_format", form))
+    let any_object = || json!({"type": "object"});
+    let schema = schema.map_or_else(any_object, |(_, schema)| schema.clone());
+    Ok(Form::Schema(schema))
+}
+
+/// Rejects a value that cannot be a schema.
+pub fn check_schema(field: &str, schema: &Value) -> Result<()> {
+    if schema.is_object() || schema.is_boolean() {
+        return Ok(());
+    }
+    let message = format!(
+        "a schema is an object, and this is {}",
+        crate::fields::kind(schema)
+    );
+    Err(ApiError::field(field, message))
 }
 
 /// Returns the schema of an object in the form that grammars expect, with closed objects.
 fn schema_value(field: &str, schema: &Value) -> Result<Value> {
-    match schema {
-        Value::Object(members) if members.is_empty() => Ok(json!({"type": "object"})),
-        Value::Object(_) | Value::Bool(_) => {
-            let mut schema = schema.clone();
-            close_objects(&mut schema);
-            Ok(schema)
-        }
-        other => Err(ApiError::field(
-            field,
-            format!(
-                "a schema is an object, and this is {}",
-                crate::fields::kind(other)
-            ),
-        )),
+    check_schema(field, schema)?;
+    if schema.as_object().is_some_and(Map::is_empty) {
+        return Ok(json!({"type": "object"}));
     }
+    let mut schema = schema.clone();
+    close_objects(&mut schema);
+    Ok(schema)
 }
 
 /// Returns the form of an answer that either calls tools or is JSON that matches a schema. Without

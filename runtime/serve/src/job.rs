@@ -183,12 +183,8 @@ impl Job {
             Some(count) => usize::try_from(count).ok(),
         };
         refuse_unknown_shapes(fields)?;
-        let choices = match fields.get(&["n_cmpl", "n"]) {
-            None => 1,
-            Some((name, _)) => fields
-                .integer(&[name], 1, limits.slots as i64)?
-                .map_or(1, |count| count as usize),
-        };
+        let choices = fields.integer(&["n_cmpl", "n"], 1, limits.slots as i64)?;
+        let choices = choices.map_or(1, |count| count as usize);
         // More candidates than choices would have to be ranked, which is unsupported.
         if let Some(best) = fields.integer(&["best_of"], 1, most)?
             && best as usize != choices

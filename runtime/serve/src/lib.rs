@@ -32,6 +32,7 @@
 //! | `account.rs`, `turns.rs` | memory of a request; turns at expensive work |
 //! | `context.rs` | a request's view of a model |
 //! | `paths.rs`, `route.rs` | routes each request to its API |
+//! | `openapi.rs`, `openapi.json` | description of all paths |
 //! | `body.rs` | reads bodies within limits |
 //! | `access.rs`, `page.rs` | keys and origins; files of the web page |
 //! | `fields.rs`, `error.rs` | reads fields; errors and their objects |
@@ -69,6 +70,7 @@ mod latency;
 mod library;
 mod loader;
 mod model_events;
+mod openapi;
 mod options;
 mod page;
 mod paths;

@@ -8,6 +8,7 @@ use crate::page;
 pub enum Get {
     Health,
     Ready,
+    OpenApi,
     Models,
     ModelEvents,
     Props,
@@ -125,6 +126,7 @@ impl Methods {
         Some(match path {
             "/health" | "/v1/health" => Methods::get(Get::Health),
             "/ready" => Methods::get(Get::Ready),
+            "/openapi.json" => Methods::get(Get::OpenApi),
             "/v1/models" => Methods::get(Get::Models),
             "/models" => Methods::both(Get::Models, Post::Download).or_delete(Delete::Model),
             "/models/sse" => Methods::get(Get::ModelEvents),

@@ -16,6 +16,7 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::hub::Hub;
 use crate::job::Job;
+use crate::openapi;
 use crate::page;
 use crate::paths::{Delete, Get, Methods, Post};
 use crate::stream::{self, answer, json_response};
@@ -145,7 +146,7 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
                     query,
                     caller,
                     account: Arc::clone(&account),
-                    conversation: conversation_id(&parts.headers),
+                    headers: &parts.headers,
                 };
                 let is_get = [Method::GET, Method::HEAD].contains(&parts.method);
                 match (methods.get, methods.post, methods.delete) {
@@ -368,18 +369,25 @@ struct CheckedRequest<'r> {
     query: &'r str,
     caller: Caller,
     account: Arc<RequestAccount>,
-    /// Identifier of the conversation that an answer belongs to.
-    conversation: Option<String>,
+    headers: &'r HeaderMap,
 }
 
 /// Maximum number of bytes in the identifier of a conversation.
 const MAX_CONVERSATION_ID: usize = 1024;
 
 /// Returns the conversation that a request names, for an answer that can be resumed.
-fn conversation_id(headers: &HeaderMap) -> Option<String> {
-    let id = headers.get("x-conversation-id")?.to_str().ok()?;
-    let is_right = (1..=MAX_CONVERSATION_ID).contains(&id.len());
-    is_right.then(|| id.to_owned())
+fn conversation_id(headers: &HeaderMap) -> Result<Option<String>> {
+    const NAME: &str = "x-conversation-id";
+    let Some(id) = headers.get(NAME).filter(|id| !id.is_empty()) else {
+        return Ok(None);
+    };
+    let id = id
+        .to_str()
+        .ok()
+        .filter(|id| id.len() <= MAX_CONVERSATION_ID);
+    let wrong = || format!("must have at most {MAX_CONVERSATION_ID} characters, all of ASCII");
+    let id = id.ok_or_else(|| ApiError::field(NAME, wrong()))?;
+    Ok(Some(id.to_owned()))
 }
 
 impl CheckedRequest<'_> {
@@ -394,15 +402,15 @@ impl CheckedRequest<'_> {
         ))
     }
 
-    fn context(&self, app: Arc<App>) -> Arc<RequestContext> {
+    fn context(&self, app: Arc<App>) -> Result<Arc<RequestContext>> {
         let large = Arc::clone(&self.hub.large);
         let account = Arc::clone(&self.account);
         let mut context = RequestContext::new(app, self.caller, account, large);
-        context.conversation = self.conversation.clone().map(|id| ResumableConversation {
+        context.conversation = conversation_id(self.headers)?.map(|id| ResumableConversation {
             sessions: Arc::clone(&self.hub.stream_sessions),
             id,
         });
-        Arc::new(context)
+        Ok(Arc::new(context))
     }
 
     /// Returns the conversation in the query.
@@ -487,6 +495,7 @@ impl CheckedRequest<'_> {
         let value = match get {
             Get::Health => json!({"status": "ok"}),
             Get::Ready => return ready(hub),
+            Get::OpenApi => openapi::description(&hub.options)?,
             Get::Metrics => {
                 self.check_admin("reading metrics")?;
                 return told_metrics(&*self.look()?);
@@ -565,6 +574,9 @@ impl CheckedRequest<'_> {
 
     async fn post(&self, post: Post, body: Value) -> Result<Response> {
         let hub = self.hub;
+        if post != Post::Adapters {
+            Fields::new(&body)?;
+        }
         match post {
             Post::Props => {
                 return Err(ApiError::not_supported(
@@ -619,17 +631,22 @@ impl CheckedRequest<'_> {
         }
         let entry = self.named(&body, of_ollama)?;
         let autoload = query_value(self.query, "autoload");
-        let loads = match (post, autoload.as_deref()) {
-            (Post::Load, _) => Some(true),
-            (_, Some("true" | "1")) if self.caller.is_admin => Some(true),
-            (_, Some("false" | "0")) => Some(false),
-            _ => None,
+        let loads = match autoload.as_deref() {
+            _ if post == Post::Load => Some(true),
+            None | Some("") => None,
+            Some("true" | "1") => self.caller.is_admin.then_some(true),
+            Some("false" | "0") => Some(false),
+            Some(other) => {
+                let message = format!("must be true or false, and is \"{other}\"");
+                return Err(ApiError::field("autoload", message));
+            }
         };
         if let Post::OllamaChat | Post::OllamaGenerate | Post::OllamaEmbed | Post::OllamaEmbeddings =
             post
             && let Some(stay) = ollama::keep_alive(&body)?
         {
             if let ollama::ModelLifetime::Leaves = stay
+                && matches!(post, Post::OllamaChat | Post::OllamaGenerate)
                 && ollama::is_empty(&body, post == Post::OllamaChat)
             {
                 self.check_admin("unloading a model")?;
@@ -655,7 +672,7 @@ impl CheckedRequest<'_> {
         if let Some(handle) = &app.handle {
             handle.wake();
         }
-        let context = &self.context(app);
+        let context = &self.context(app)?;
         match post {
             Post::Load => Ok(json_response(200, &json!({"success": true}))),
             Post::Slot => {

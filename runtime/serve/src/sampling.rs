@@ -13,6 +13,9 @@ const MAX_SAMPLERS: usize = 32;
 /// Maximum number of entries of `logit_bias`, and of tokens in their texts.
 const MAX_BIASES: usize = 4096;
 
+/// Maximum number of probabilities per token. Each takes some kilobytes of a response.
+pub const MAX_PROBABILITIES: usize = 100;
+
 /// Reads the sampling parameters.
 pub fn sampling(context: &RequestContext, fields: &Fields<'_>) -> Result<SamplerParams> {
     const ANY: f64 = f32::MAX as f64;
@@ -173,28 +176,20 @@ fn bias(context: &RequestContext, fields: &Fields<'_>, params: &mut SamplerParam
 /// Returns the number of probabilities per token, and whether they are those after sampling
 /// filters.
 pub fn probabilities(fields: &Fields<'_>) -> Result<(Option<usize>, bool)> {
-    // Each takes some kilobytes of a response.
-    const MOST: usize = 100;
     let post = fields.boolean(&["post_sampling_probs"], false)?;
-    let count = match fields.get(&["n_probs", "logprobs"]) {
-        None => None,
+    let top = fields.count(&["top_logprobs"], MAX_PROBABILITIES)?;
+    let logprobs = match fields.get(&["logprobs"]) {
         // OpenAI's chat API has a switch and a separate number.
-        Some(("logprobs", Value::Bool(is_on))) => {
-            let top = fields.count(&["top_logprobs"], MOST)?;
-            is_on.then(|| top.unwrap_or(0))
-        }
+        Some((_, Value::Bool(is_on))) => is_on.then(|| top.unwrap_or(0)),
         // In OpenAI's completions, 0 asks for a token's own probability. In llama-server's field, it
         // asks for none.
-        Some((name, _)) => {
-            let count = fields.count(&[name], MOST)?;
-            count.filter(|&count| count > 0 || name == "logprobs")
-        }
+        _ => fields.count(&["logprobs"], MAX_PROBABILITIES)?,
     };
-    if count.is_none()
-        && fields
-            .count(&["top_logprobs"], MOST)?
-            .is_some_and(|top| top > 0)
-    {
+    let count = match fields.count(&["n_probs"], MAX_PROBABILITIES)? {
+        Some(count) => Some(count).filter(|&count| count > 0),
+        None => logprobs,
+    };
+    if count.is_none() && top.is_some_and(|top| top > 0) {
         return Err(ApiError::field(
             "top_logprobs",
             "it needs \"logprobs\" to be true",

@@ -5,6 +5,7 @@ use crate::chat;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, TextItems};
+use crate::form::check_schema;
 use crate::ids;
 use crate::job::Job;
 use crate::stream::{Frames, ResponseEncoder};
@@ -160,12 +161,13 @@ fn functions(fields: &Fields<'_>) -> Result<Vec<Value>> {
         let place = format!("tools[{i}]");
         let tool = Fields::from_value(&place, tool)?;
         let name = tool.required_text("name")?;
+        let kind = tool.text(&["type"])?.unwrap_or_default();
         let Some((_, schema)) = tool.get(&["input_schema"]) else {
             // A tool that Anthropic's servers run.
-            let kind = tool.text(&["type"])?.unwrap_or_default();
             has_foreign_search |= kind.starts_with("tool_search_tool");
             continue;
         };
+        check_schema(&format!("{place}.input_schema"), schema)?;
         functions.push(json!({
             "type": "function",
             "function": {

@@ -11,6 +11,7 @@ use crate::fields::{Fields, kind};
 use crate::hub::Hub;
 use crate::ids;
 use crate::job::{ChatExtras, Job};
+use crate::sampling::MAX_PROBABILITIES;
 use crate::stream::{Frames, ResponseEncoder, json_lines, json_response};
 use axum::response::Response;
 use samite_chat::AnswerEvent as Parsed;
@@ -378,11 +379,10 @@ fn common(fields: &Fields<'_>, request: &mut Map<String, Value>) -> Result<()> {
             ));
         }
     }
+    let count = fields.count(&["top_logprobs"], MAX_PROBABILITIES)?;
     if fields.boolean(&["logprobs"], false)? {
         request.insert("logprobs".to_owned(), true.into());
-        if let Some((name, value)) = fields.get(&["top_logprobs"]) {
-            request.insert(name.to_owned(), value.clone());
-        }
+        chat::member(request, "top_logprobs", count.map(Value::from));
     }
     let is_stream = fields.boolean(&["stream"], true)?;
     request.insert("stream".to_owned(), is_stream.into());

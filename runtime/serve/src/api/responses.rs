@@ -37,6 +37,10 @@ fn translated(context: &RequestContext, body: &Value) -> Result<Translated> {
             ));
         }
     }
+    // A response repeats these fields.
+    fields.boolean(&["background"], false)?;
+    fields.fields("metadata")?;
+    fields.text(&["truncation"])?;
     let mut request = fields.object().clone();
     for name in [
         "input",
@@ -70,7 +74,8 @@ fn translated(context: &RequestContext, body: &Value) -> Result<Translated> {
         request.insert("max_tokens".to_owned(), limit.into());
     }
     let included = fields.list("include")?.unwrap_or_default();
-    if fields.has("top_logprobs") || included.iter().any(|name| name == LOGPROBS) {
+    let includes = fields.has("top_logprobs") || included.iter().any(|name| name == LOGPROBS);
+    if includes && !fields.has("logprobs") {
         request.insert("logprobs".to_owned(), true.into());
     }
     if let Some(reasoning) = fields.fields("reasoning")?

@@ -113,7 +113,6 @@ pub async fn act(
     action: &str,
     body: &Value,
 ) -> Result<Value> {
-    Fields::new(body)?;
     let count = context.handle()?.limits().slots;
     let salt = context.salt();
     let slot: usize = slot

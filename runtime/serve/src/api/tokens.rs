@@ -35,11 +35,9 @@ fn max_model_len(app: &App) -> Value {
 pub fn tokenize(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let is_prompt = fields.has("prompt") && !fields.has("content");
-    let add_special = if is_prompt {
-        fields.boolean(&["add_special_tokens"], true)?
-    } else {
-        fields.boolean(&["add_special"], false)?
-    };
+    let of_prompt = fields.boolean(&["add_special_tokens"], true)?;
+    let of_content = fields.boolean(&["add_special"], false)?;
+    let add_special = if is_prompt { of_prompt } else { of_content };
     let parse_special = fields.boolean(&["parse_special"], true)?;
     let with_pieces = fields.boolean(&["with_pieces"], false)?;
     let tokens = match fields.get(&["content", "prompt"]) {

@@ -171,6 +171,9 @@ const RESPONSE: &[Field] = &[
     ("tools", r#"5 "x" {}"#),
     ("text", r#"5 "x" {"format":5} {"format":{"type":"sound"}}"#),
     ("reasoning", r#"5 "x" {"effort":5}"#),
+    ("background", r#"5 "x""#),
+    ("metadata", r#"5 "x" []"#),
+    ("truncation", "5 []"),
 ];
 
 const OLLAMA: &[Field] = &[

@@ -993,3 +993,73 @@ fn slowly_sent_headers_hold_no_connection() {
     idle.read_to_string(&mut text).unwrap();
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
 }
+
+#[test]
+fn errors_name_fields_of_messages_tools_and_queries() {
+    let server = Server::simple();
+    let message = |message: Value| json!({"messages": [message]});
+    let call = |call: Value| message(json!({"role": "assistant", "tool_calls": [call]}));
+    let user = |content: Value| json!({"role": "user", "content": content});
+    let tool = |function: Value| json!({"messages": [user(json!("a"))], "tools": [{"function": function}]});
+    let cases = [
+        (
+            message(user(json!([{"text": 5}]))),
+            "messages[0].content[0].text",
+        ),
+        (
+            message(json!({"role": "tool", "name": 5})),
+            "messages[0].name",
+        ),
+        (call(json!({})), "messages[0].tool_calls[0].function"),
+        (
+            call(json!({"function": {}})),
+            "messages[0].tool_calls[0].function.name",
+        ),
+        (tool(json!({"name": 5})), "tools[0].function.name"),
+        (
+            tool(json!({"name": "a", "strict": 5})),
+            "tools[0].function.strict",
+        ),
+    ];
+    for (body, field) in cases {
+        let (status, answer) = server.post("/apply-template", &body);
+        assert_eq!(
+            (status, &answer["error"]["param"]),
+            (400, &json!(field)),
+            "{answer}"
+        );
+    }
+    let (status, answer) = server.post("/tokenize?autoload=soon", &json!({}));
+    assert_eq!(
+        (status, &answer["error"]["param"]),
+        (400, &json!("autoload"))
+    );
+}
+
+#[test]
+fn an_empty_grammar_is_none() {
+    let server = Server::simple();
+    let body = json!({"prompt": "a", "n_predict": 1, "grammar": "", "json_schema": {}});
+    let (status, answer) = server.post("/completion", &body);
+    assert_eq!(status, 200, "{answer}");
+}
+
+#[test]
+fn null_and_missing_members_of_messages_and_tools_have_defaults() {
+    let server = Server::simple();
+    let call = json!({"id": null, "type": null, "function": {"name": "f", "arguments": null}});
+    let function = json!({"name": "f", "description": null, "parameters": null, "strict": null});
+    let body = json!({
+        "messages": [
+            {"role": "user", "content": [{"text": "a"}, {"type": null, "text": "b"}]},
+            {"role": "assistant", "content": "c", "tool_calls": [call]},
+        ],
+        "tools": [{"type": null, "function": function}],
+    });
+    let (status, answer) = server.post("/apply-template", &body);
+    assert_eq!(status, 200, "{answer}");
+    assert!(
+        answer["prompt"].as_str().unwrap().contains("a\nb"),
+        "{answer}"
+    );
+}

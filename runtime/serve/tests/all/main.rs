@@ -12,6 +12,7 @@ mod keys;
 mod library;
 mod loops;
 mod models;
+mod openapi;
 mod parrot;
 mod streams;
 mod templates;

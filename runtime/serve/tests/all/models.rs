@@ -259,6 +259,12 @@ fn ollama_keep_alive_sets_the_model_lifetime() {
             .len(),
         6
     );
+    // Embeddings are not replaced by the answer that a model was unloaded.
+    for (path, field) in [("/api/embed", "input"), ("/api/embeddings", "prompt")] {
+        let (status, answer) =
+            server.post(path, &json!({"model": "a", field: "", "keep_alive": 0}));
+        assert_eq!(status, 501, "{answer}");
+    }
     let (status, answer) = server.post("/api/generate", &json!({"model": "a", "keep_alive": 0}));
     assert_eq!(
         (status, &answer["done_reason"]),
