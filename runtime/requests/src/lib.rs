@@ -23,8 +23,9 @@
 //! - A request is paused if its reader does not read; other requests are not affected. If others
 //!   wait for its slot, it yields the slot and continues later.
 //! - Under memory pressure, cached prefixes are evicted first: the least recently used ones if
-//!   cells are needed, and those that cost least to compute again if there are too many. Then the most recent request is preempted: its cache moves to host memory, or it is
-//!   computed again. No request fails for lack of memory.
+//!   cells are needed, and those that cost least to compute again if there are too many. Then the
+//!   most recent request is preempted: its cache moves to host memory, or it is computed again. No
+//!   request fails for lack of memory.
 //! - Batching does not change a request's output, provided the device computes each row
 //!   independently of its batch.
 //! - For models with a recurrent state, which cannot be cut, states are cached shortly before the
