@@ -275,6 +275,8 @@ impl Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ArgumentKind {
     Text,
+    /// A list of texts.
+    Texts,
     Json,
     Unknown,
 }
@@ -427,6 +429,8 @@ fn argument_kind(schema: &Value) -> ArgumentKind {
         Some(name @ Value::String(_)) => {
             if is_text(name) {
                 ArgumentKind::Text
+            } else if is_text(&schema["items"]["type"]) {
+                ArgumentKind::Texts
             } else {
                 ArgumentKind::Json
             }

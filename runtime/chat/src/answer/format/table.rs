@@ -455,7 +455,7 @@ pub const HUNYUAN3_PLAIN: Format = tagged(
 );
 /// MiniMax M2.
 pub const MINIMAX_M2: Format = tagged("minimax-m2", INVOKE);
-/// MiniMax M3, without nested arguments: those are reported as text.
+/// MiniMax M3.
 pub const MINIMAX_M3: Format = thinking(
     tagged(
         "minimax-m3",

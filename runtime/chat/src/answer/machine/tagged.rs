@@ -1,10 +1,10 @@
 //! Parses arguments that come one by one, each between marks.
 
 use super::{MAX_HELD, Machine, State, Step, TagValue};
-use crate::answer::format::Calls;
+use crate::answer::format::{Calls, TaggedCalls};
 use crate::answer::head::key_head;
 use crate::answer::json::Stop;
-use crate::answer::literal::push_escaped;
+use crate::answer::literal::{ConversionProgress, Literals, Style, push_escaped};
 use crate::answer::marks::{Begins, Found, begins, find};
 use crate::answer::{ArgumentKind, Sink};
 use serde_json::Value;
@@ -103,7 +103,7 @@ impl Machine {
                 if streams {
                     end_text(text, &mut value, sink);
                 } else {
-                    sink.arguments(&whole_value(text, value.kind, calls.has_cdata));
+                    sink.arguments(&whole_value(text, value.kind, calls));
                 }
                 self.buffer.drain(..at + value.close.len());
                 self.go(State::Between {
@@ -142,11 +142,7 @@ impl Machine {
             }
             Found::None { .. } if is_end => {
                 let text = std::mem::take(&mut self.buffer);
-                sink.arguments(&whole_value(
-                    text.trim_matches('\n'),
-                    value.kind,
-                    calls.has_cdata,
-                ));
+                sink.arguments(&whole_value(text.trim_matches('\n'), value.kind, calls));
                 self.go(State::Text)
             }
             Found::None { until } => {
@@ -168,14 +164,15 @@ fn end_text(text: &str, value: &mut TagValue, sink: &mut Sink) {
     sink.arguments(&json);
 }
 
-/// Returns a value as JSON: unchanged if it is JSON and may be, otherwise as a string.
-fn whole_value(text: &str, kind: ArgumentKind, has_cdata: bool) -> String {
+/// Returns a value as JSON: unchanged if it is JSON and may be, otherwise as a string. Templates
+/// that print Python's values teach models to write those as well.
+fn whole_value(text: &str, kind: ArgumentKind, calls: &TaggedCalls) -> String {
     let inner = text
         .trim()
         .strip_prefix("<![CDATA[")
         .and_then(|text| text.strip_suffix("]]>"));
     let text = match inner {
-        Some(inner) if has_cdata => inner,
+        Some(inner) if calls.has_cdata => inner,
         _ => text,
     };
     if kind != ArgumentKind::Text {
@@ -189,6 +186,78 @@ fn whole_value(text: &str, kind: ArgumentKind, has_cdata: bool) -> String {
         if serde_json::from_str::<serde::de::IgnoredAny>(python).is_ok() {
             return python.to_owned();
         }
+        if let Some(value) = python_value(trimmed).or_else(|| nested(trimmed, kind, calls, 0)) {
+            return value.to_string();
+        }
     }
     Value::from(text).to_string()
+}
+
+/// Parses a list or dictionary in Python's notation.
+fn python_value(text: &str) -> Option<Value> {
+    if !text.starts_with(['[', '{']) {
+        return None;
+    }
+    let mut json = "{".to_owned();
+    // The value is the only argument of a call.
+    let call = format!("value={text})");
+    let (length, progress) = Literals::new(Style::Python).turn(&call, true, &mut json);
+    let is_whole = progress == ConversionProgress::End && length == call.len();
+    let mut arguments: Value = serde_json::from_str(&json).ok().filter(|_| is_whole)?;
+    Some(arguments["value"].take())
+}
+
+/// Parses a value whose parts stand between named marks: a list of `item`, or an object.
+fn nested(text: &str, kind: ArgumentKind, calls: &TaggedCalls, depth: usize) -> Option<Value> {
+    const MAX_DEPTH: usize = 64;
+    if !calls.value_close.contains("{}") || depth == MAX_DEPTH {
+        return None;
+    }
+    let mut members = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (name, after) = rest
+            .strip_prefix(calls.key_open)?
+            .split_once(calls.key_end)?;
+        let open = format!("{}{name}{}", calls.key_open, calls.key_end);
+        let close = calls.value_close.replace("{}", name);
+        // Parts of the same name may be nested.
+        let (mut end, mut level) = (0, 1);
+        while level > 0 {
+            let next_close = end + after[end..].find(&close)?;
+            match after[end..next_close].find(&open) {
+                Some(at) => {
+                    end += at + open.len();
+                    level += 1;
+                }
+                None => {
+                    end = next_close + close.len();
+                    level -= 1;
+                }
+            }
+        }
+        let inner = after[..end - close.len()].trim();
+        let value = if kind == ArgumentKind::Texts {
+            None
+        } else {
+            let json = serde_json::from_str(inner).ok();
+            json.or_else(|| nested(inner, ArgumentKind::Unknown, calls, depth + 1))
+        };
+        members.push((name, value.unwrap_or_else(|| Value::from(inner))));
+        rest = after[end..].trim_start();
+    }
+    if members.is_empty() {
+        return None;
+    }
+    let is_list = members.iter().all(|(name, _)| *name == "item");
+    Some(if is_list {
+        members.into_iter().map(|(_, value)| value).collect()
+    } else {
+        let members = members.into_iter();
+        Value::Object(
+            members
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
+        )
+    })
 }
