@@ -463,11 +463,12 @@ pub fn run(mut args: ServeArgs) -> CommandResult {
         setup.shares_memory = true;
     }
     let stop = interrupt::token();
-    let options = args.options(setup.file.is_embedded())?;
-    Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(CommandError::usage)?;
     let files = args.models.files()?;
+    let is_single = files.is_empty() && !args.models.has_cache();
+    let options = args.options(is_single && setup.file.is_embedded())?;
+    Sampler::new(args.sampling.params(SamplerParams::default())?).map_err(CommandError::usage)?;
     let args = Arc::new(args);
-    let hub = if files.is_empty() && !args.models.has_cache() {
+    let hub = if is_single {
         let source = ModelSource::new(&args, setup, options);
         source.check_address_space()?;
         let loaded = source.loaded(&stop)?;

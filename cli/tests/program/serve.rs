@@ -152,3 +152,21 @@ fn kv_events_are_of_one_model() {
     samite(["serve", "--port", "0", "-m", file, "--kv-events", "nowhere"])
         .fails(2, &["--kv-events: "]);
 }
+
+#[test]
+fn models_of_a_folder_have_their_own_templates() {
+    let (folder, _) = tiny();
+    let flags = ["serve", "--port", "0", "-t", "1", "--models-dir"];
+    let mut command = command(flags);
+    let server = Server::spawn(command.arg(folder.path()).stderr(Stdio::piped()));
+    let list = server.ask("GET", "/v1/models", &json!({}));
+    let messages = ["Hello", "Again"].map(|text| json!({"role": "user", "content": text}));
+    let body = json!({"model": list["data"][0]["id"], "messages": messages});
+    let prompt = server.ask("POST", "/apply-template", &body)["prompt"].clone();
+    let prompt = prompt.as_str().unwrap();
+    // The built-in model's template shows the last message only.
+    assert!(
+        prompt.contains("Hello") && prompt.contains("Again"),
+        "{prompt}"
+    );
+}

@@ -54,6 +54,23 @@ impl GrammarConstraint {
         }
     }
 
+    /// Returns the constraint at the start of a text. Unlike a clone, it shares no tables that grow
+    /// with use.
+    pub fn separate(&self) -> Self {
+        let is_at_start = self.accepted == 0;
+        GrammarConstraint {
+            vocabulary: self.vocabulary.clone(),
+            beginning: self.beginning.deep_clone(),
+            matcher: self.beginning.deep_clone(),
+            mask: self.mask.clone(),
+            is_masked: self.is_masked && is_at_start,
+            is_finished: false,
+            ends_before_space: self.ends_before_space,
+            digits: self.digits.as_ref().map(|_| vec![Digits::default()]),
+            accepted: 0,
+        }
+    }
+
     /// Returns the number of accepted tokens.
     pub fn accepted(&self) -> usize {
         self.accepted

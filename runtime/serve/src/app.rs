@@ -1,5 +1,6 @@
 //! State that all requests of a model share: the model, its template, the engine.
 
+use crate::compiled_grammars::CompiledGrammars;
 use crate::embedder::Embedder;
 use crate::error::{ApiError, Result};
 use crate::latency::Latencies;
@@ -39,6 +40,7 @@ pub struct App {
     pub(crate) latencies: Arc<Latencies>,
     /// Turns for compiling grammars: two requests at a time.
     pub(crate) compiling: Arc<Turns>,
+    pub(crate) compiled_grammars: CompiledGrammars,
     /// Turns of requests for embeddings, and of their batches.
     pub(crate) embedding: Arc<Turns>,
     pub(crate) embedding_batch: Arc<Turns>,
@@ -104,6 +106,7 @@ impl App {
             scraped: Mutex::default(),
             next_tag: AtomicU64::new(1),
             latencies: Arc::default(),
+            compiled_grammars: CompiledGrammars::default(),
             compiling: Turns::new("grammars", 2, 16),
             embedding: Turns::new("embeddings", 8, 1024),
             embedding_batch: Turns::new("embeddings", 1, 1024),

@@ -1,5 +1,6 @@
 //! Constraints of a text: schemas and grammars in requests.
 
+use crate::compiled_grammars::GrammarKey;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
@@ -133,8 +134,12 @@ pub fn constraint(
         Form::Calls { grammar, .. } => Ok(grammar.clone()),
     };
     let grammar = grammar.map_err(|error| grammar_error(field, &error))?;
-    let _turn = context.compiling.begin_blocking(context.caller.owner)?;
+    let key = GrammarKey::new(context.caller.owner, &grammar);
     let begin = || {
+        if let Some(constraint) = context.compiled_grammars.find(key) {
+            return Ok(constraint);
+        }
+        let _turn = context.compiling.begin_blocking(context.caller.owner)?;
         let begun = grammar.constraint(context.vocabulary()?);
         let mut constraint = begun.map_err(|error| grammar_error(field, &error))?;
         // Check the first mask now, so that a grammar that allows no text or is too large fails
@@ -142,6 +147,7 @@ pub fn constraint(
         let mask = constraint.mask();
         let mask = mask.map_err(|error| ApiError::field(field, error))?;
         if mask.iter().any(|&word| word != 0) {
+            context.compiled_grammars.add(key, &constraint);
             Ok(constraint)
         } else {
             Err(ApiError::field(field, "no text can begin"))

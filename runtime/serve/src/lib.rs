@@ -37,7 +37,7 @@
 //! | `access.rs`, `page.rs` | keys and origins; files of the web page |
 //! | `fields.rs`, `error.rs` | reads fields; errors and their objects |
 //! | `job.rs`, `chat.rs` | translation into requests of the engine; conversations |
-//! | `form.rs` | constraints of a text |
+//! | `form.rs`, `compiled_grammars.rs` | constraints of a text |
 //! | `sampling.rs`, `settings.rs` | sampling parameters; their report |
 //! | `reasoning_budget.rs` | limit for reasoning tokens |
 //! | `answer.rs`, `stream.rs` | an answer during generation; whole or as a stream |
@@ -54,6 +54,7 @@ mod api;
 mod app;
 mod body;
 mod chat;
+mod compiled_grammars;
 mod connections;
 mod context;
 mod embedder;

@@ -14,10 +14,12 @@ use crate::job::{ChatExtras, Job};
 use crate::sampling::MAX_PROBABILITIES;
 use crate::stream::{Frames, ResponseEncoder, json_lines, json_response};
 use axum::response::Response;
-use samite_chat::AnswerEvent as Parsed;
+use samite_chat::{AnswerCall, AnswerEvent as Parsed};
+use samite_llm::quantize::Mixture;
 use serde_json::{Map, Value, json};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::mpsc;
 
 /// Version of Ollama whose API this is. Clients refuse to talk to older ones than they know: Codex
@@ -29,7 +31,7 @@ pub fn version() -> Value {
 }
 
 /// Returns the current time in RFC 3339 format.
-fn time() -> String {
+fn time_now() -> String {
     time_at(ids::since_epoch())
 }
 
@@ -49,15 +51,40 @@ fn details(app: &App) -> Value {
         "format": "gguf",
         "family": family,
         "families": [family],
-        "parameter_size": format!("{:.1}B", app.model.n_params() as f64 / 1e9),
-        "quantization_level": "unknown",
+        "parameter_size": human_count(app.model.n_params()),
+        "quantization_level": quantization(app),
     })
 }
 
-fn digest(app: &App) -> String {
-    let name = app.model_id();
-    let text = format!("{name} {} {}", app.model.file_bytes(), app.model.n_params());
-    blake3::hash(text.as_bytes()).to_hex().to_string()
+/// Returns the name of the mixture of types in the model's file.
+fn quantization(app: &App) -> &'static str {
+    let number = app.model.metadata().get::<u32>("general.file_type");
+    let mixture = number.ok().flatten().and_then(Mixture::of_file_type);
+    mixture.map_or("unknown", |mixture| mixture.name())
+}
+
+/// Returns a number of parameters as Ollama shows it.
+fn human_count(count: u64) -> String {
+    let count = count as f64;
+    if count < 1e9 {
+        format!("{:.2}M", count / 1e6)
+    } else {
+        format!("{:.1}B", count / 1e9)
+    }
+}
+
+/// Returns a digest that a model keeps while the server runs.
+fn digest(id: &str) -> String {
+    blake3::hash(id.as_bytes()).to_hex().to_string()
+}
+
+/// Returns the time when a file was changed, or the current time if it is unknown.
+fn modified(path: &Path) -> String {
+    let time = std::fs::metadata(path).and_then(|metadata| metadata.modified());
+    let since = time
+        .ok()
+        .and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    since.map_or_else(time_now, time_at)
 }
 
 fn entry(app: &App) -> Map<String, Value> {
@@ -65,9 +92,9 @@ fn entry(app: &App) -> Map<String, Value> {
     let members = [
         ("name", json!(id)),
         ("model", json!(id)),
-        ("modified_at", json!(time())),
+        ("modified_at", modified(app.model.path()).into()),
         ("size", app.model.file_bytes().into()),
-        ("digest", digest(app).into()),
+        ("digest", digest(&id).into()),
         ("details", details(app)),
     ];
     members
@@ -133,13 +160,12 @@ pub fn tags(hub: &Hub) -> Value {
         Status::Loaded(app) => Value::Object(entry(&app)),
         _ => {
             let bytes = std::fs::metadata(&model.path).map_or(0, |metadata| metadata.len());
-            let digest = blake3::hash(model.id().as_bytes()).to_hex().to_string();
             json!({
                 "name": model.id(),
                 "model": model.id(),
-                "modified_at": time(),
+                "modified_at": modified(&model.path),
                 "size": bytes,
-                "digest": digest,
+                "digest": digest(model.id()),
                 "details": {"format": "gguf"},
             })
         }
@@ -260,7 +286,7 @@ pub fn is_empty(body: &Value, is_chat: bool) -> bool {
 
 /// Returns the response to a request that only loads or unloads a model.
 fn done(id: &str, is_chat: bool, reason: &str) -> Value {
-    let mut value = json!({"model": id, "created_at": time()});
+    let mut value = json!({"model": id, "created_at": time_now()});
     if is_chat {
         value["message"] = json!({"role": "assistant", "content": ""})
     } else {
@@ -312,7 +338,7 @@ pub fn show(app: &App, body: &Value) -> Result<Value> {
         "details": details(app),
         "model_info": info,
         "capabilities": capabilities,
-        "modified_at": time(),
+        "modified_at": modified(app.model.path()),
     }))
 }
 
@@ -323,6 +349,39 @@ pub enum RequestedWork {
     Text(Box<Job>, OllamaEncoder),
 }
 
+/// Options that keep their names: Ollama's, and further ones of llama-server's samplers.
+const OPTIONS: [&str; 29] = [
+    "adaptive_decay",
+    "adaptive_target",
+    "dry_allowed_length",
+    "dry_base",
+    "dry_multiplier",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "dynatemp_exponent",
+    "dynatemp_range",
+    "frequency_penalty",
+    "ignore_eos",
+    "min_keep",
+    "min_p",
+    "mirostat",
+    "mirostat_eta",
+    "mirostat_tau",
+    "presence_penalty",
+    "repeat_last_n",
+    "repeat_penalty",
+    "samplers",
+    "seed",
+    "stop",
+    "temperature",
+    "top_k",
+    "top_n_sigma",
+    "top_p",
+    "typical_p",
+    "xtc_probability",
+    "xtc_threshold",
+];
+
 /// Moves the fields in `options`, and fields with other names here, to the names that the other
 /// APIs use.
 fn common(fields: &Fields<'_>, request: &mut Map<String, Value>) -> Result<()> {
@@ -331,13 +390,10 @@ fn common(fields: &Fields<'_>, request: &mut Map<String, Value>) -> Result<()> {
             let name = match name.as_str() {
                 "num_predict" => "n_predict",
                 "num_keep" => "n_keep",
-                // Options of Ollama's runtime: the server fixes its context and threads.
-                "num_ctx" | "num_batch" | "num_gpu" | "main_gpu" | "num_thread" | "use_mmap"
-                | "numa" | "penalize_newline" | "tfs_z" | "low_vram" | "f16_kv" | "vocab_only"
-                | "use_mlock" => continue,
-                // A response is a single message.
-                "n" | "n_cmpl" => continue,
-                other => other,
+                other if OPTIONS.contains(&other) => other,
+                // Those of Ollama's runtime, such as `num_ctx`, and those that it does not know
+                // either: the server fixes its context and threads.
+                _ => continue,
             };
             // -2 means to fill the context, so there is no limit.
             let value = match value.as_i64() {
@@ -591,14 +647,14 @@ pub struct OllamaEncoder {
     has_context: bool,
     started: std::time::Instant,
     /// Call that is being generated. Ollama sends only whole calls.
-    call: Option<(String, String)>,
+    call: Option<AnswerCall>,
     /// Log-probabilities of tokens whose text has not been sent yet.
     waiting: Vec<Value>,
 }
 
 impl OllamaEncoder {
     fn line(&mut self, content: &str, thinking: &str, calls: &[Value], is_done: bool) -> Value {
-        let mut line = json!({"model": self.model, "created_at": time()});
+        let mut line = json!({"model": self.model, "created_at": time_now()});
         if self.is_chat {
             let mut message = json!({"role": "assistant", "content": content});
             if !thinking.is_empty() {
@@ -642,11 +698,14 @@ impl OllamaEncoder {
     }
 }
 
-/// Returns a call. Its arguments are an object if the model wrote one.
-fn call(name: &str, arguments: &str) -> Value {
-    let read = serde_json::from_str::<Map<String, Value>>(arguments);
-    let arguments = read.map_or_else(|_| json!({"arguments": arguments}), Value::Object);
-    json!({"function": {"name": name, "arguments": arguments}})
+/// Returns a call of an answer. Its arguments are an object if the model wrote one.
+fn call(index: usize, made: &AnswerCall) -> Value {
+    let read = serde_json::from_str::<Map<String, Value>>(&made.arguments);
+    let arguments = read.map_or_else(|_| json!({"arguments": made.arguments}), Value::Object);
+    json!({
+        "id": made.id,
+        "function": {"index": index, "name": made.name, "arguments": arguments},
+    })
 }
 
 impl ResponseEncoder for OllamaEncoder {
@@ -669,19 +728,23 @@ impl ResponseEncoder for OllamaEncoder {
                 let line = self.line("", text, &[], false);
                 out.line(&line);
             }
-            Update::Parsed(Parsed::ToolCallStart { name, .. }) => {
-                self.call = Some((name.clone(), String::new()));
+            Update::Parsed(Parsed::ToolCallStart { id, name, .. }) => {
+                self.call = Some(AnswerCall {
+                    id: id.clone(),
+                    name: name.clone(),
+                    ..AnswerCall::default()
+                });
             }
             Update::Parsed(Parsed::ToolArguments { text, .. }) => {
-                if let Some((_, arguments)) = &mut self.call {
-                    arguments.push_str(text);
+                if let Some(call) = &mut self.call {
+                    call.arguments.push_str(text);
                 }
             }
-            Update::Parsed(Parsed::ToolCallEnd { is_complete, .. }) => {
-                if let Some((name, arguments)) = self.call.take()
+            Update::Parsed(Parsed::ToolCallEnd { index, is_complete }) => {
+                if let Some(made) = self.call.take()
                     && (*is_complete || !choice.is_cut())
                 {
-                    let line = self.line("", "", &[call(&name, &arguments)], false);
+                    let line = self.line("", "", &[call(*index, &made)], false);
                     out.line(&line);
                 }
             }
@@ -705,7 +768,8 @@ impl ResponseEncoder for OllamaEncoder {
         };
         let calls: Vec<Value> = choice
             .calls()
-            .map(|made| call(&made.name, &made.arguments))
+            .enumerate()
+            .map(|(index, made)| call(index, made))
             .collect();
         let content = if choice.is_parsed() {
             &choice.answer.content

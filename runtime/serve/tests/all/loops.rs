@@ -517,6 +517,64 @@ fn a_client_ends_the_reasoning_of_a_running_answer() {
 }
 
 #[test]
+fn ollama_ignores_options_that_it_does_not_have() {
+    let server = Server::simple();
+    let (_, tags) = server.get("/api/tags");
+    let model = &tags["models"][0];
+    let details = &model["details"];
+    assert!(
+        details["parameter_size"].as_str().unwrap().ends_with('M'),
+        "{model}"
+    );
+    assert_ne!(details["quantization_level"], "unknown", "{model}");
+    let mut body = json!({"model": model["name"], "prompt": "Once", "stream": false});
+    let mut ask = |name: &str, value: Value| {
+        body["options"] = json!({"num_predict": 2});
+        body["options"][name] = value;
+        server.post("/api/generate", &body).0
+    };
+    for (name, value) in [
+        ("logit_bias", json!("5432:100")),
+        ("grammar", json!(5)),
+        ("num_ctx", json!("many")),
+        ("n", json!(9)),
+        ("unknown", json!([])),
+    ] {
+        assert_eq!(ask(name, value), 200, "{name}");
+    }
+    for name in [
+        "temperature",
+        "top_k",
+        "num_predict",
+        "stop",
+        "xtc_threshold",
+    ] {
+        assert_eq!(ask(name, json!({})), 400, "{name}");
+    }
+}
+
+#[test]
+fn a_grammar_is_compiled_once_for_each_owner() {
+    let server = Server::simple();
+    let ask = |grammar: &str| {
+        let body = json!({"prompt": "Once", "grammar": grammar, "n_predict": 20, "seed": 1});
+        server.post("/completion", &body).1["content"].clone()
+    };
+    // Answers of the same grammar do not share a state.
+    let yes_or_no = r#"root ::= "yes" | "no""#;
+    for grammar in [yes_or_no, r#"root ::= "maybe""#, yes_or_no, yes_or_no] {
+        let answer = ask(grammar);
+        assert_eq!(answer == "maybe", grammar.contains("maybe"), "{answer}");
+    }
+    for number in 0..20 {
+        assert_eq!(
+            ask(&format!("root ::= \"a{number}\"")),
+            format!("a{number}")
+        );
+    }
+}
+
+#[test]
 fn ollama_context_continues_a_text_with_probabilities() {
     let server = Server::simple();
     let mut body = json!({

@@ -264,6 +264,8 @@ fn ollama_chat(server: &Server, most: Option<usize>, is_streamed: bool) -> Heard
             .flatten()
         {
             let function = &call["function"];
+            assert_eq!(function["index"], heard.calls.len(), "{call}");
+            assert!(call["id"].as_str().unwrap().starts_with("call_"), "{call}");
             let name = function["name"].as_str().unwrap().to_owned();
             heard.calls.push((name, function["arguments"].clone()));
         }
@@ -342,4 +344,19 @@ fn call_like_text_stays_text_without_tools() {
     let (_, answer) = server.post("/v1/chat/completions", &body);
     assert_eq!(answer["choices"][0]["message"]["content"], text, "{answer}");
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+}
+
+#[test]
+fn ollama_numbers_the_calls_of_an_answer() {
+    let call = |number: usize| {
+        format!(
+            "<tool_call>\n{{\"name\": \"pick\", \"arguments\": {{\"n\": {number}}}}}\n</tool_call>"
+        )
+    };
+    let (server, _) = saying(&format!("{}\n{}", call(1), call(2)));
+    for is_streamed in [false, true] {
+        let heard = ollama_chat(&server, None, is_streamed);
+        let numbers: Vec<&Value> = heard.calls.iter().map(|(_, call)| &call["n"]).collect();
+        assert_eq!(numbers, [&json!(1), &json!(2)], "{heard:?}");
+    }
 }
