@@ -206,7 +206,7 @@ impl CpuArgs {
     }
 
     /// Returns the threads for a single token, and for several.
-    fn counts(&self) -> [usize; 2] {
+    pub fn counts(&self) -> [usize; 2] {
         let threads = self.threads.unwrap_or_else(|| self.pool.processors());
         [threads, self.threads_batch.unwrap_or(threads)]
     }

@@ -28,7 +28,7 @@ pub struct LogArgs {
 
     /// Log filter: `debug`, `samite_sched=debug`, `off`, several separated by `,`; overrides the
     /// variable SAMITE_LOG
-    #[arg(long, global = true, value_name = "FILTER")]
+    #[arg(long, global = true, value_name = "FILTER", overrides_with = "log")]
     log: Option<String>,
 }
 

@@ -1,10 +1,12 @@
-//! Translates llama.cpp's flags, and llama-server's variables, into samite's.
+//! Translates llama.cpp's programs and flags, and llama-server's variables, into samite's.
 
 mod table;
 mod variables;
 
 use crate::failure::{CommandError, CommandResult};
+use crate::shown::say;
 use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use table::SPELLINGS;
 
 /// Commands that a spelling applies to.
@@ -41,10 +43,17 @@ enum Meaning {
     Unsupported(&'static str),
     /// Switches flash attention on or off.
     FlashAttention,
+    /// Level of the log, as a number.
+    Verbosity,
+    /// File of an image encoder: the model serves texts without it.
+    TextOnly,
     /// Use no network. Only a model that is named by its repository is ever downloaded, so samite
     /// has the flag only with one.
     Offline,
 }
+
+/// llama.cpp's programs, and the commands that samite runs when it is started under their names.
+const PROGRAMS: &[(&str, &str)] = &[("llama-server", "serve"), ("llama-quantize", "quantize")];
 
 /// Flags whose value may be any text, so the next argument is not a flag.
 const TEXT_FLAGS: &[&str] = &[
@@ -65,17 +74,25 @@ const TEXT_FLAGS: &[&str] = &[
 /// `samite serve`, inserts llama-server's variables before the flags, so that flags override them.
 pub fn translate(arguments: impl Iterator<Item = OsString>) -> CommandResult<Vec<OsString>> {
     let mut arguments: Vec<_> = arguments.collect();
+    insert_command(&mut arguments);
     let Some(rest) = serve_arguments(&mut arguments) else {
         return flags(arguments.into_iter(), false);
     };
-    if rest.iter().any(|word| word == "--list-devices") {
-        arguments.pop();
-        arguments.push("devices".into());
-        return flags(arguments.into_iter(), false);
-    }
     let variables = variables::flags(|name| std::env::var(name).ok());
     let rest = variables.into_iter().chain(several_models(rest));
     flags(arguments.into_iter().chain(rest), true)
+}
+
+/// Inserts the command if the program has the name of one of llama.cpp's.
+fn insert_command(arguments: &mut Vec<OsString>) {
+    let name = arguments.first().map(Path::new).and_then(Path::file_stem);
+    let mut programs = PROGRAMS.iter();
+    let found = programs.find(|(program, _)| name.is_some_and(|name| name == *program));
+    // To probe a plugin, the program starts itself, under any name.
+    let is_probe = arguments.get(1).is_some_and(|word| word == "probe-plugin");
+    if let Some((_, command)) = found.filter(|_| !is_probe) {
+        arguments.insert(1, (*command).into());
+    }
 }
 
 /// Splits off the arguments after `serve`. Returns `None` for other commands.
@@ -152,6 +169,13 @@ fn flags(
                 return Err(CommandError::usage(format_args!("{word}: {remedy}")));
             }
             Some(Meaning::FlashAttention) => flags.extend(flash_attention(word, &value()?)?),
+            Some(Meaning::Verbosity) => flags.extend(log_filter(word, &value()?)?),
+            Some(Meaning::TextOnly) => {
+                drop(value()?);
+                say(format_args!(
+                    "warning: {word}: samite does not support images and serves the model without"
+                ));
+            }
             Some(Meaning::Offline) => is_offline = true,
         }
         names_repository |= flag == "--hf-repo";
@@ -179,6 +203,19 @@ fn flash_attention(word: &str, value: &OsStr) -> CommandResult<Option<OsString>>
         "on" | "1" | "true" | "enabled" | "auto" | "-1" => Ok(None),
         other => Err(CommandError::usage(format_args!(
             "{word}: must be on, off or auto, and is '{other}'"
+        ))),
+    }
+}
+
+/// Returns the flag for a level of llama-server's log, unless it shows no more than the default.
+fn log_filter(word: &str, value: &OsStr) -> CommandResult<Option<OsString>> {
+    let value = value.to_string_lossy();
+    match value.parse::<i32>() {
+        Ok(..4) => Ok(None),
+        Ok(4) => Ok(Some("--log=info".into())),
+        Ok(_) => Ok(Some("--log=debug".into())),
+        Err(_) => Err(CommandError::usage(format_args!(
+            "{word}: must be a number, and is '{value}'"
         ))),
     }
 }
@@ -267,8 +304,8 @@ mod tests {
         );
         assert_eq!(served("-fa off -to 30 --keep=3"), "--no-flash --keep=3");
         assert_eq!(
-            served("--gpu-layers 9 --main-gpu 0 --repack --spec-type none -lm mmap"),
-            "--ngl 9 --load-mode mmap"
+            served("--gpu-layers 9 -mg 1 --repack --spec-type none -lm mmap"),
+            "--ngl 9 --main-gpu 1 --load-mode mmap"
         );
         #[cfg(feature = "hub")]
         assert_eq!(served("--hf-repo a/b --offline"), "--hf-repo a/b --offline");
@@ -280,6 +317,12 @@ mod tests {
             served("--chat-template -cb -cb --webui"),
             "--chat-template -cb"
         );
+        assert_eq!(served("--mmproj v.gguf -mm=v.gguf -lv 3 -c 9"), "-c 9");
+        assert_eq!(
+            served("--log-verbosity 4 -lv=5 -lv -1"),
+            "--log=info --log=debug"
+        );
+        assert!(flags(words("-lv loud"), true).is_err());
         assert!(flags(words("-fa maybe"), true).is_err());
         assert!(flags(words("--timeout"), true).is_err());
     }
@@ -299,9 +342,27 @@ mod tests {
         let run = "samite run serve -np 2";
         assert_eq!(translated(run), run);
         assert!(translated("samite -v serve -np 2").ends_with("--parallel 2"));
+    }
+
+    #[test]
+    fn names_of_llama_cpp_programs_select_commands() {
+        let translated = |line: &str| joined(translate(words(line)).unwrap());
+        for name in [
+            "llama-server",
+            "/lib/ollama/llama-server",
+            "llama-server.exe",
+        ] {
+            let started = translated(&format!("{name} -np 2"));
+            assert!(started.starts_with(&format!("{name} serve ")), "{started}");
+            assert!(started.ends_with(" --parallel 2"), "{started}");
+        }
         assert_eq!(
-            translated("samite serve -m x.gguf --list-devices"),
-            "samite devices"
+            translated("./llama-quantize a.gguf b.gguf Q8_0"),
+            "./llama-quantize quantize a.gguf b.gguf Q8_0"
         );
+        let probe = "llama-server probe-plugin libggml-vulkan.so";
+        assert_eq!(translated(probe), probe);
+        let other = "my-llama-server devices";
+        assert_eq!(translated(other), other);
     }
 }

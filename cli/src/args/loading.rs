@@ -35,9 +35,11 @@ pub struct LoadingArgs {
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum LoadArg {
     /// Read the file
+    #[value(aliases = ["auto", "none"])]
     Read,
     /// Read the file past the system's page cache, whose contents stay; where the system refuses,
     /// as `read` with a warning
+    #[value(alias = "dio")]
     Direct,
     /// Map the file: shared with other processes, and may be larger than memory
     Mmap,

@@ -57,6 +57,15 @@ pub struct PlacementArgs {
         help_heading = "Placement")]
     pub split_mode: SplitMode,
 
+    /// Index of the GPU that has everything with --split-mode none [also: -mg]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "0",
+        help_heading = "Placement"
+    )]
+    pub main_gpu: usize,
+
     /// Split tensors even if a single device is predicted to be faster
     #[arg(long, help_heading = "Placement")]
     pub split_anyway: bool,

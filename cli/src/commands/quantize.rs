@@ -12,8 +12,9 @@ use samite::llm::importance::ImportanceMatrix;
 use samite::llm::quantize::{Mixture, QuantizeOptions, TensorPattern, TypeChoices, plan, quantize};
 use samite::quant::can_quantize;
 use samite::sched::explain::human_bytes;
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 mod bench;
 
@@ -32,7 +33,7 @@ pub struct QuantizeArgs {
     /// File to write
     #[arg(required_unless_present = "bench")]
     output: Option<PathBuf>,
-    /// Quantization type, as named by llama.cpp: Q4_0, Q4_K_M, Q8_0, F16, …
+    /// Quantization type, as named by llama.cpp: Q4_0, Q4_K_M, Q8_0, F16, … or COPY for none
     #[arg(value_name = "TYPE", required_unless_present = "bench")]
     mixture: Option<Mixture>,
     #[command(flatten)]
@@ -142,6 +143,30 @@ fn importance(args: &QuantizeArgs) -> CommandResult<Option<ImportanceMatrix>> {
     Ok(Some(matrix))
 }
 
+/// An empty file with the name of the result. The program that made it may have it open and expect
+/// the result there, as ollama does, but the result replaces the file.
+struct EmptyFile(File);
+
+impl EmptyFile {
+    fn open(path: &Path) -> Option<Self> {
+        let file = File::options().write(true).open(path).ok()?;
+        let about = file.metadata().ok()?;
+        (about.is_file() && about.len() == 0).then_some(EmptyFile(file))
+    }
+
+    /// Copies the result to the file.
+    fn fill(mut self, result: &Path) -> CommandResult {
+        let copied = File::open(result).and_then(|mut from| io::copy(&mut from, &mut self.0));
+        copied.map(drop).map_err(|error| {
+            let result = result.display().to_string();
+            CommandError::error(format_args!(
+                "{}: cannot copy it to the file that it replaces: {error}",
+                escaped(&result)
+            ))
+        })
+    }
+}
+
 pub fn run(args: QuantizeArgs) -> CommandResult {
     if args.json && args.bench.is_none() {
         return Err(CommandError::usage("--json goes with --bench"));
@@ -182,7 +207,12 @@ pub fn run(args: QuantizeArgs) -> CommandResult {
     let conversions = if args.dry_run {
         plan(&source, &options)?
     } else {
-        quantize(&source, &output, &options)?
+        let empty = EmptyFile::open(&output);
+        let conversions = quantize(&source, &output, &options)?;
+        if let Some(file) = empty {
+            file.fill(&output)?;
+        }
+        conversions
     };
     let unused = options.types.unused(&conversions).map(str::to_owned);
     let unused: Vec<_> = unused.collect();

@@ -4,8 +4,10 @@
 mod fleet;
 #[cfg(feature = "hub")]
 mod library;
+mod llama_log;
 mod source;
 
+use llama_log::MemoryLog;
 use source::ModelSource;
 
 use super::chat::{STORIES, reasoning_format};
@@ -47,6 +49,10 @@ Examples:
   samite serve -hf owner/name --api-key-file keys.txt --host 0.0.0.0"
 )]
 pub struct ServeArgs {
+    /// List the GPUs and their memory as llama-server does, and exit
+    #[arg(long)]
+    list_devices: bool,
+
     #[command(flatten)]
     name: ModelName,
 
@@ -459,6 +465,10 @@ fn batch(text: &str) -> Result<usize, String> {
 pub fn run(mut args: ServeArgs) -> CommandResult {
     args.name.apply(&mut args.model)?;
     let mut setup = ModelSetup::new(&args.model)?;
+    if args.list_devices {
+        return llama_log::list_devices(&setup.devices);
+    }
+    llama_log::system(&setup.devices, &args.cpu)?;
     if args.requests.model_draft.is_some() || args.requests.embeddings {
         setup.shares_memory = true;
     }
@@ -728,6 +738,7 @@ impl ServeArgs {
         model: &Arc<Model>,
         options: &mut ServeOptions,
         disk_name: Option<&str>,
+        memory: &mut MemoryLog,
     ) -> CommandResult<(Handle, JoinHandle<()>)> {
         let requests = &self.requests;
         let mut engine = self.engine_options();
@@ -796,6 +807,8 @@ impl ServeArgs {
         };
         let engine = begin(context)?;
         let drafting = engine.drafter().map(Drafter::context);
+        memory.add_model(engine.context());
+        drafting.map(|context| memory.add_model(context));
         options.plan = samite::serve::plan(engine.context(), drafting)?;
         let driven = match u64::try_from(requests.sleep_idle_seconds) {
             Err(_) | Ok(0) => drive(engine),
@@ -830,9 +843,15 @@ impl ServeArgs {
     }
 
     /// Creates the embedder.
-    fn embedder(&self, setup: &ModelSetup, model: &Arc<Model>) -> CommandResult<Embedder> {
+    fn embedder(
+        &self,
+        setup: &ModelSetup,
+        model: &Arc<Model>,
+        memory: &mut MemoryLog,
+    ) -> CommandResult<Embedder> {
         let (pooling, options) = self.embedding_context(setup, model.spec());
         let context = setup.context(Arc::clone(model), options)?;
+        memory.add_context(&context);
         let normalization = match (self.requests.embd_normalize, pooling) {
             (Some(number), _) => Normalization::from_number(number).ok_or_else(|| {
                 CommandError::usage("--embd-normalize: must be a whole number of at least -1")

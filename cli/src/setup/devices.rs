@@ -45,6 +45,14 @@ impl DeviceSetup {
         Ok(self.backends.registry_on(pool).parse(&self.list)?)
     }
 
+    /// Returns the GPUs, as a list without the CPU and without libraries that compute on it.
+    #[cfg(feature = "serve")]
+    pub fn gpus(&self, registry: &Registry) -> CommandResult<Vec<Arc<dyn Device>>> {
+        let mut devices = registry.parse(&self.list)?;
+        devices.retain(|d| !matches!(d.kind(), DeviceKind::Cpu | DeviceKind::Accelerator));
+        Ok(devices)
+    }
+
     /// Returns the devices for other programs, which see them separately. Of automatically selected
     /// devices, the CPU is included only if there is no other. The CPU is the fallback for what
     /// they do not support.
@@ -72,11 +80,9 @@ impl DeviceSetup {
             SplitMode::Layer => self.with_fallback(cpu),
             SplitMode::None => {
                 let mut devices = self.with_fallback(cpu)?;
-                let is_first = |device: &Arc<dyn Device>| device.kind() != DeviceKind::Accelerator;
-                let first = devices.iter().position(is_first).unwrap_or(0);
                 // Keep the CPU at the end of the list.
                 let host = devices.pop_if(|last| last.kind() == DeviceKind::Cpu);
-                devices.truncate(first + 1);
+                placement.keep_main(&mut devices)?;
                 devices.extend(host);
                 Ok(devices)
             }
@@ -114,7 +120,7 @@ impl DeviceSetup {
                 devices = vec![MetaDevice::new(devices, placement.meta_options())?, host()];
             }
             SplitMode::None => {
-                devices.truncate(1);
+                placement.keep_main(&mut devices)?;
                 devices.push(host());
             }
             SplitMode::Layer => devices.push(host()),

@@ -15,6 +15,7 @@ use samite::{CancelToken, Device};
 #[cfg(feature = "serve")]
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 impl ModelSetup {
     /// Loads the model and shows a progress bar.
@@ -71,9 +72,14 @@ impl ModelSetup {
         let path = self.path()?;
         let bar = progress::bytes("loading");
         let shared = ProgressBar::clone(&bar);
+        let tenths = AtomicU64::new(0);
         options.progress = Some(Arc::new(move |done, total| {
             shared.set_length(total);
             shared.set_position(done);
+            let tenth = done.saturating_mul(10) / total.max(1);
+            if tenths.fetch_max(tenth, Ordering::Relaxed) < tenth {
+                tracing::info!("{}0 % of the weights are loaded", tenth);
+            }
         }));
         let model = match path {
             Some(path) => Model::load(path, &options),

@@ -7,7 +7,9 @@ use samite::gguf::GgufFile;
 use samite::llm::PlacementRule;
 use samite::registry::{MetaDevice, MetaOptions, Prediction};
 use samite::sched::{Fallback, Plan};
+use samite::{Device, DeviceKind};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Placement of a model on devices.
 #[derive(Clone)]
@@ -21,6 +23,8 @@ pub struct PlacementSetup {
     /// Proportions of the devices that divide tensors.
     ratios: Option<Vec<f32>>,
     pub split_mode: SplitMode,
+    /// Index of the device that has everything with [`SplitMode::None`].
+    main_gpu: usize,
     /// True if tensors are divided even where one device is predicted to be faster.
     pub splits_anyway: bool,
     /// Processes that share a model.
@@ -67,6 +71,7 @@ impl PlacementSetup {
             by_name,
             ratios,
             split_mode: args.split_mode,
+            main_gpu: args.main_gpu,
             splits_anyway: args.split_anyway,
             ranks: args.ranks.clone(),
             fit_margin: match args.fit {
@@ -84,6 +89,38 @@ impl PlacementSetup {
     /// Returns whether tensors are divided over the devices.
     pub fn splits_tensors(&self) -> bool {
         self.split_mode == SplitMode::Tensor
+    }
+
+    /// Keeps only the device that has everything with `--split-mode none`, and libraries before it.
+    /// The list is without the CPU, which may be empty or have libraries only.
+    ///
+    /// # Errors
+    /// Returns an error if `--main-gpu` is none of several devices.
+    pub fn keep_main(&self, devices: &mut Vec<Arc<dyn Device>>) -> CommandResult {
+        let is_library = |device: &Arc<dyn Device>| device.kind() == DeviceKind::Accelerator;
+        let mut indices = (0..devices.len()).filter(|&at| !is_library(&devices[at]));
+        match indices.nth(self.main_gpu) {
+            Some(main) => {
+                devices.truncate(main + 1);
+                let last = devices.pop();
+                devices.retain(is_library);
+                devices.extend(last);
+                Ok(())
+            }
+            None if self.main_gpu == 0 => Ok(()),
+            None => {
+                let gpus = devices.iter().filter(|device| !is_library(device));
+                let names: Vec<_> = gpus.map(|device| device.name()).collect();
+                Err(CommandError::usage(format_args!(
+                    "--main-gpu: there is no GPU {}: {}",
+                    self.main_gpu,
+                    match names.len() {
+                        0 => "only the CPU is in use".to_owned(),
+                        _ => format!("counted from 0, they are {}", names.join(", ")),
+                    }
+                )))
+            }
+        }
     }
 
     /// Returns all rules. `header` opens the model's file.

@@ -1,7 +1,9 @@
 //! The table of llama.cpp's spellings.
 
 use super::Commands::{self, All, Others, Serve};
-use super::Meaning::{self, Flag, FlashAttention, Ignored, IgnoredValue, Offline, Unsupported};
+use super::Meaning::{
+    self, Flag, FlashAttention, Ignored, IgnoredValue, Offline, TextOnly, Unsupported, Verbosity,
+};
 
 /// A spelling, the commands that it applies to, and its meaning there.
 pub(super) type Spelling = (&'static str, Commands, Meaning);
@@ -23,8 +25,6 @@ const NO_DRAFTS: Meaning = Unsupported(
 );
 const FLASH: Meaning =
     Unsupported("flash attention is on unless --no-flash turns it off: leave this out");
-const SPLITS: Meaning =
-    Unsupported("layers are divided over devices with --place or -ts: leave this out");
 
 /// All spellings that are not samite's own. Without those of several letters after one dash, such
 /// arguments would be parsed as other flags.
@@ -62,9 +62,7 @@ pub(super) const SPELLINGS: &[Spelling] = &[
     ("-ncmoe", All, Flag("--n-cpu-moe")),
     ("-ts", All, Flag("--tensor-split")),
     ("-sm", All, Flag("--split-mode")),
-    ("-mg", Serve, IgnoredValue),
-    ("-mg", Others, SPLITS),
-    ("--main-gpu", Serve, IgnoredValue),
+    ("-mg", All, Flag("--main-gpu")),
     ("-fit", All, Flag("--fit")),
     ("-fitt", All, Flag("--fit-target")),
     ("-lm", Serve, Flag("--load-mode")),
@@ -172,10 +170,12 @@ pub(super) const SPELLINGS: &[Spelling] = &[
     ("--log-timestamps", Serve, Ignored),
     ("--no-log-timestamps", Serve, Ignored),
     ("--log-colors", Serve, IgnoredValue),
-    ("-lv", Serve, IgnoredValue),
-    ("--verbosity", Serve, IgnoredValue),
-    ("--log-verbosity", Serve, IgnoredValue),
+    ("-lv", Serve, Verbosity),
+    ("--verbosity", Serve, Verbosity),
+    ("--log-verbosity", Serve, Verbosity),
     // Images, which samite does not support.
+    ("-mm", Serve, TextOnly),
+    ("--mmproj", Serve, TextOnly),
     ("--no-mmproj", Serve, Ignored),
     ("--mmproj-auto", Serve, Ignored),
     ("--no-mmproj-auto", Serve, Ignored),

@@ -17,6 +17,9 @@ const VARIABLES: &[(&str, &str, bool)] = &[
     ("DEVICE", "--device", true),
     ("SPLIT_MODE", "--split-mode", true),
     ("TENSOR_SPLIT", "--tensor-split", true),
+    ("MAIN_GPU", "--main-gpu", true),
+    ("FIT", "--fit", true),
+    ("FIT_TARGET", "--fit-target", true),
     ("HOST", "--host", true),
     ("PORT", "--port", true),
     ("ALIAS", "--alias", true),
@@ -88,9 +91,11 @@ mod tests {
             "LLAMA_ARG_HOST" => Some("::1".to_owned()),
             "LLAMA_ARG_ENDPOINT_METRICS" => Some("1".to_owned()),
             "LLAMA_ARG_KV_UNIFIED" => Some("0".to_owned()),
+            "LLAMA_ARG_FIT_TARGET" => Some("1024".to_owned()),
             "LLAMA_API_KEY" => Some("k".to_owned()),
             _ => None,
         };
-        assert_eq!(flags(get), ["--host", "::1", "--metrics", "--api-key", "k"]);
+        let expected = "--fit-target 1024 --host ::1 --metrics --api-key k";
+        assert_eq!(flags(get).join(" ".as_ref()), expected);
     }
 }

@@ -21,6 +21,8 @@ mod imatrix;
 mod interrupt;
 #[cfg(all(target_os = "linux", feature = "serve"))]
 mod limits;
+#[cfg(all(unix, feature = "serve"))]
+mod llama_programs;
 mod log;
 mod logits;
 mod output;

@@ -67,11 +67,14 @@ const MIXTURES: &[Mixture] = &[
     mixture("Q2_0", 41, DType::Q2_0),
 ];
 
+/// Keeps the types of all tensors.
+const COPY: Mixture = mixture("COPY", u32::MAX, DType::F32);
+
 /// Short names, which llama.cpp accepts as well.
 const ALIASES: &[(&str, &str)] = &[("Q3_K", "Q3_K_M"), ("Q4_K", "Q4_K_M"), ("Q5_K", "Q5_K_M")];
 
 impl Mixture {
-    /// Returns all mixtures.
+    /// Returns all mixtures except `COPY`, which keeps the types of all tensors.
     pub fn all() -> impl Iterator<Item = Mixture> {
         MIXTURES.iter().copied()
     }
@@ -340,6 +343,7 @@ impl FromStr for Mixture {
             .find(|(alias, _)| *alias == name)
             .map_or(name.as_str(), |(_, full)| full);
         Mixture::all()
+            .chain([COPY])
             .find(|mixture| mixture.name == name)
             .ok_or_else(|| {
                 let known: Vec<_> = Mixture::all().map(|mixture| mixture.name).collect();
@@ -590,6 +594,9 @@ pub struct QuantizeOptions<'a> {
 impl QuantizeOptions<'_> {
     /// Returns the type for a tensor. `place` is set if the tensor is [converted](is_converted).
     fn choose(&self, tensor: &TensorInfo, place: Option<TensorPosition>, model: &Traits) -> DType {
+        if self.mixture == COPY {
+            return tensor.dtype;
+        }
         let part = TensorRole::from_name(&tensor.name);
         let Some(place) = place.filter(|_| !(part == TensorRole::Output && self.types.keep_output))
         else {
@@ -732,8 +739,10 @@ pub fn quantize(
 ) -> Result<Vec<Conversion>, Error> {
     let conversions = plan(source, options)?;
     let mut metadata: Metadata = source.metadata().clone();
-    metadata.set("general.file_type", options.mixture.file_type)?;
-    metadata.set("general.quantization_version", 2u32)?;
+    if options.mixture != COPY {
+        metadata.set("general.file_type", options.mixture.file_type)?;
+        metadata.set("general.quantization_version", 2u32)?;
+    }
     if let Some(matrix) = options.importance {
         matrix.describe(&mut metadata)?;
     }

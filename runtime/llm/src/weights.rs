@@ -49,6 +49,12 @@ impl Weights {
         self.tensors.get(name).map(|weight| weight.device)
     }
 
+    /// Returns the index of the device of each weight, by name.
+    pub fn devices(&self) -> impl Iterator<Item = (&str, usize)> {
+        let weights = self.tensors.iter();
+        weights.map(|(name, weight)| (name.as_str(), weight.device))
+    }
+
     /// Returns the index of the device on which operations with the weight called `name` must run,
     /// if a rule requires one.
     pub fn assigned(&self, name: &str) -> Option<usize> {

@@ -1,6 +1,6 @@
 //! Models of a server, loaded on request.
 
-use super::{ServeArgs, draft_context, draft_failure};
+use super::{MemoryLog, ServeArgs, draft_context, draft_failure};
 use crate::failure::{CommandError, CommandResult};
 use crate::setup::ModelSetup;
 use samite::CancelToken;
@@ -157,16 +157,19 @@ impl ModelSource {
         options.embeddings = embeds;
         options.reranking = args.requests.reranking;
         let (mut handle, mut thread) = (None, None);
+        let mut memory = MemoryLog::new(&model);
         if writes {
             let name = self.disk_name.as_deref();
-            let (new, driver) = args.engine(&self.setup, &model, &mut options, name)?;
+            let (new, driver) =
+                args.engine(&self.setup, &model, &mut options, name, &mut memory)?;
             (handle, thread) = (Some(new), Some(driver));
         }
         let embedder = if embeds {
-            Some(args.embedder(&self.setup, &model)?)
+            Some(args.embedder(&self.setup, &model, &mut memory)?)
         } else {
             None
         };
+        memory.print();
         let app = App::new(options, model, handle, embedder).map_err(CommandError::usage)?;
         Ok(Loaded { app, thread })
     }

@@ -139,6 +139,24 @@ fn progress_counts_elements_up_to_their_number() {
     assert_eq!(reports, expected);
 }
 
+#[test]
+fn copy_keeps_all_types_and_the_type_of_the_file() {
+    let file = wide();
+    let source = GgufFile::open(&file.path, LoadMode::Mmap).unwrap();
+    let cancel = CancelToken::new();
+    let (quantized, copied) = ["quantized.gguf", "copied.gguf"]
+        .map(|name| file.path.with_file_name(name))
+        .into();
+    quantize(&source, &quantized, &options("Q4_K_M", &cancel)).unwrap();
+    let source = GgufFile::open(&quantized, LoadMode::Mmap).unwrap();
+    let conversions = quantize(&source, &copied, &options("COPY", &cancel)).unwrap();
+    assert!(conversions.iter().all(|c| c.from == c.to && !c.is_chosen));
+    assert_eq!(
+        std::fs::read(quantized).unwrap(),
+        std::fs::read(copied).unwrap()
+    );
+}
+
 /// Creates a model whose rows are whole blocks of all types.
 fn wide() -> TestModel {
     TestModel::write(&SyntheticModel {
