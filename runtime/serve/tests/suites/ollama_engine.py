@@ -326,7 +326,11 @@ def quantize(program, folder):
     """`ollama create` copies each model with llama-quantize, and quantizes some."""
     for name in ("COPY", "Q8_0"):
         target = folder / f"{name}.gguf"
-        subprocess.run([program, "--allow-requantize", str(MODEL), str(target), name], check=True, capture_output=True)
+        with open(target, "w+b") as held:
+            command = [program, "--allow-requantize", str(MODEL), str(target), name]
+            subprocess.run(command, check=True, capture_output=True)
+            # ollama reads the file that it made before.
+            assert held.read() == target.read_bytes() != b"", name
         with Server(folder / "lib/ollama/llama-server", "-c", "64", model=target):
             pass
 
