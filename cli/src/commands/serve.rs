@@ -808,7 +808,9 @@ impl ServeArgs {
         let engine = begin(context)?;
         let drafting = engine.drafter().map(Drafter::context);
         memory.add_model(engine.context());
-        drafting.map(|context| memory.add_model(context));
+        if let Some(context) = drafting {
+            memory.add_model(context);
+        }
         options.plan = samite::serve::plan(engine.context(), drafting)?;
         let driven = match u64::try_from(requests.sleep_idle_seconds) {
             Err(_) | Ok(0) => drive(engine),
