@@ -464,20 +464,14 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
         let mut message = read.object().clone();
         if let Some(made) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
             for (j, call) in made.iter_mut().enumerate() {
-                if !call.is_object() {
-                    let place = format!("messages[{i}].tool_calls[{j}]");
-                    let message = format!("must be an object, and is {}", kind(call));
-                    return Err(ApiError::field(place, message));
-                }
+                let place = format!("messages[{i}].tool_calls[{j}]");
+                let id = Fields::from_value(&place, call)?.text(&["id"])?;
+                let has_id = id.is_some_and(|id| !id.is_empty());
                 let name = call["function"]["name"]
                     .as_str()
                     .unwrap_or_default()
                     .to_owned();
-                if call
-                    .get("id")
-                    .and_then(Value::as_str)
-                    .is_none_or(str::is_empty)
-                {
+                if !has_id {
                     call["id"] = format!("call_{count:08}").into();
                     count += 1;
                 }

@@ -70,6 +70,7 @@ fn translated(context: &RequestContext, body: &Value) -> Result<Translated> {
     };
     let messages = Messages::read(&fields, &mut tools, find)?;
     request.insert("messages".to_owned(), messages.list.into());
+    fields.integer(&["max_tokens"], -1, i64::from(i32::MAX))?;
     if let Some(limit) = fields.count(&["max_output_tokens"], i32::MAX as usize)? {
         request.insert("max_tokens".to_owned(), limit.into());
     }

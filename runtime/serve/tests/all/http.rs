@@ -1020,6 +1020,10 @@ fn errors_name_fields_of_messages_tools_and_queries() {
             tool(json!({"name": "a", "strict": 5})),
             "tools[0].function.strict",
         ),
+        (
+            tool(json!({"name": "a", "parameters": []})),
+            "tools[0].function.parameters",
+        ),
     ];
     for (body, field) in cases {
         let (status, answer) = server.post("/apply-template", &body);
@@ -1029,11 +1033,74 @@ fn errors_name_fields_of_messages_tools_and_queries() {
             "{answer}"
         );
     }
-    let (status, answer) = server.post("/tokenize?autoload=soon", &json!({}));
-    assert_eq!(
-        (status, &answer["error"]["param"]),
-        (400, &json!("autoload"))
-    );
+    let input = json!([{"type": "tool_search_output", "tools": [
+        {"type": "custom", "name": "a", "defer_loading": 5},
+    ]}]);
+    // These values are wrong even where they do not matter.
+    let count = "/v1/responses/input_tokens";
+    let cases = [
+        ("/tokenize?autoload=soon", json!({}), "autoload"),
+        (
+            "/tokenize",
+            json!({"add_special_tokens": 5}),
+            "add_special_tokens",
+        ),
+        (count, json!({"input": "a", "truncation": 5}), "truncation"),
+        (
+            count,
+            json!({"input": "a", "max_tokens": -2, "max_output_tokens": 1}),
+            "max_tokens",
+        ),
+        (
+            count,
+            json!({"input": input}),
+            "input[0].tools[0].defer_loading",
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "a", "top_logprobs": 1, "logprobs": 101}),
+            "logprobs",
+        ),
+        (
+            "/completion",
+            json!({"prompt": "a", "n_predict": 1, "max_tokens": -2}),
+            "max_tokens",
+        ),
+        (
+            "/completion",
+            json!({"prompt": "a", "grammar": "root ::= \"a\"", "response_format": {"schema": 5}}),
+            "response_format",
+        ),
+    ];
+    for (path, body, field) in cases {
+        let (status, answer) = server.post(path, &body);
+        assert_eq!(
+            (status, &answer["error"]["param"]),
+            (400, &json!(field)),
+            "{answer}"
+        );
+    }
+    let tools = json!([{"name": "a", "input_schema": {}, "type": 5}]);
+    let call = json!({"id": 5, "function": {"name": "a"}});
+    let called = json!({"role": "assistant", "content": "a", "tool_calls": [call]});
+    for (path, body) in [
+        (
+            "/v1/messages/count_tokens",
+            json!({"messages": [user(json!("a"))], "tools": tools}),
+        ),
+        ("/api/chat", json!({"top_logprobs": 101})),
+        ("/api/chat", json!({"messages": [called]})),
+        ("/models/load", json!([])),
+    ] {
+        let (status, answer) = server.post(path, &body);
+        assert_eq!(status, 400, "{answer}");
+    }
+    for id in ["é".to_owned(), "a".repeat(1025)] {
+        let header = format!("X-Conversation-Id: {id}\r\n");
+        let (status, _, answer) = server.ask("POST", "/tokenize", &header, "{}");
+        assert_eq!(status, 400, "{answer}");
+        assert!(answer.contains("x-conversation-id"), "{answer}");
+    }
 }
 
 #[test]

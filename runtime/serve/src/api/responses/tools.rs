@@ -165,7 +165,7 @@ impl ClientTools {
         chat::member(&mut object, "description", value("description"));
         chat::member(&mut object, "parameters", parameters);
         chat::member(&mut object, "strict", value("strict"));
-        let is_deferred = is_deferred || tool.boolean(&["defer_loading"], false)?;
+        let is_deferred = tool.boolean(&["defer_loading"], false)? || is_deferred;
         self.functions
             .push(json!({"type": "function", "function": object, "defer_loading": is_deferred}));
         self.insert(ClientTool {
