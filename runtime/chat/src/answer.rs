@@ -15,6 +15,7 @@ mod json;
 mod literal;
 mod machine;
 mod marks;
+mod write;
 
 #[cfg(feature = "grammar")]
 pub use call_grammar::CallGrammar;

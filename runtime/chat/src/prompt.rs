@@ -5,7 +5,7 @@ use crate::answer::{Calls, Format, HERMES};
 use crate::capabilities::{Capabilities, DEFAULT_LANGUAGE, LANGUAGES};
 use crate::error::TemplateError;
 use crate::guard::{Guard, PromptPiece, pieces, unmarked};
-use crate::message::{Content, ContentPart, Message, MessageRole, Tool, ToolCall};
+use crate::message::{Content, ContentPart, Message, MessageRole, Tool};
 use crate::template::{BUILTIN, DateTime, Template};
 use samite_text::{TokenizeError, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -262,9 +262,10 @@ impl ChatTemplate {
             _ => (messages, String::new()),
         };
         let messages = fix_up(messages, options, variant.capabilities)?;
+        let format = self.format(!options.tools.is_empty());
         let mut shown = Vec::with_capacity(messages.len());
         for (i, message) in messages.iter().enumerate() {
-            shown.push(show(message, variant.capabilities, guard).map_err(
+            shown.push(show(message, variant.capabilities, format, guard).map_err(
                 |(place, message)| TemplateError::Conversation {
                     place: format!("messages[{i}]{place}"),
                     message,
@@ -416,12 +417,6 @@ fn fix_up(
                     .iter()
                     .map(|call| call.id.clone())
                     .collect();
-                if !message.tool_calls.is_empty() && !can.tool_calls {
-                    let written = std::mem::take(&mut message.tool_calls);
-                    let text = message.content.text().unwrap_or_default();
-                    message.content =
-                        Content::Text(text + &written.iter().map(call_as_text).collect::<String>());
-                }
             }
             _ => {}
         }
@@ -470,16 +465,6 @@ fn fix_up(
     Ok(result)
 }
 
-fn call_as_text(call: &ToolCall) -> String {
-    let name = Value::from(call.function.name.as_str());
-    let arguments = if call.function.arguments.trim().is_empty() {
-        "{}"
-    } else {
-        &call.function.arguments
-    };
-    format!("<tool_call>{{\"name\": {name}, \"arguments\": {arguments}}}</tool_call>")
-}
-
 /// Adds the languages in `kwargs` to the content of a user message, for templates that translate.
 fn add_languages(message: &mut Value, kwargs: &Map<String, Value>) {
     if message["role"] != "user" {
@@ -494,21 +479,40 @@ fn add_languages(message: &mut Value, kwargs: &Map<String, Value>) {
 }
 
 /// Converts a message to the value that templates see.
-fn show(message: &Message, can: Capabilities, guard: &Guard) -> Result<Value, (String, String)> {
+fn show(
+    message: &Message,
+    can: Capabilities,
+    format: &Format,
+    guard: &Guard,
+) -> Result<Value, (String, String)> {
     let mut shown = Map::new();
     shown.insert("role".to_owned(), message.role.name().into());
     let mark = |text: &str| {
         let is_free = |found: &str| message.role == MessageRole::Assistant && is_thought(found);
-        Value::from(guard.mark(text, is_free))
+        guard.mark(text, is_free)
     };
+    let as_content = |text: String| {
+        if can.text_content || !can.typed_content {
+            Value::from(text)
+        } else {
+            json!([{"type": "text", "text": text}])
+        }
+    };
+    let shows_calls = can.tool_calls || message.tool_calls.is_empty();
     let content = match &message.content {
-        Content::Parts(parts) if can.typed_content => {
+        Content::Parts(parts) if can.typed_content && shows_calls => {
             let parts = parts.iter().map(|part| match part {
                 ContentPart::Text { text } => json!({"type": "text", "text": mark(text)}),
                 ContentPart::ImageUrl { .. } => json!({"type": "image"}),
                 ContentPart::InputAudio { .. } => json!({"type": "audio"}),
             });
             Value::Array(parts.collect())
+        }
+        content if !shows_calls => {
+            let text = content.text().unwrap_or_default();
+            let mark = |text: &str| guard.mark(text, |_| false);
+            let calls = format.write_calls(&message.tool_calls, mark);
+            as_content(guard.mark(&text, is_thought) + &calls)
         }
         content => {
             let text = content.text().ok_or_else(|| {
@@ -518,11 +522,7 @@ fn show(message: &Message, can: Capabilities, guard: &Guard) -> Result<Value, (S
                         .to_owned(),
                 )
             })?;
-            if can.text_content || !can.typed_content {
-                mark(&text)
-            } else {
-                json!([{"type": "text", "text": mark(&text)}])
-            }
+            as_content(mark(&text))
         }
     };
     shown.insert("content".to_owned(), content);
@@ -534,7 +534,7 @@ fn show(message: &Message, can: Capabilities, guard: &Guard) -> Result<Value, (S
         }
         shown.insert("reasoning_content".to_owned(), reasoning.into());
     }
-    if !message.tool_calls.is_empty() {
+    if !message.tool_calls.is_empty() && shows_calls {
         let calls = message.tool_calls.iter().map(|call| {
             let mut value = json!({"id": guard.mark(&call.id, |_| false), "type": "function",
                 "function": {"name": guard.mark(&call.function.name, |_| false)}});

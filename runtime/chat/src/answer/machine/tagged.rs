@@ -246,9 +246,10 @@ fn nested(text: &str, kind: ArgumentKind, calls: &TaggedCalls, depth: usize) -> 
         members.push((name, value.unwrap_or_else(|| Value::from(inner))));
         rest = after[end..].trim_start();
     }
-    if members.is_empty() {
+    if members.is_empty() && kind == ArgumentKind::Unknown {
         return None;
     }
+    // Nothing is an empty list.
     let is_list = members.iter().all(|(name, _)| *name == "item");
     Some(if is_list {
         members.into_iter().map(|(_, value)| value).collect()
