@@ -58,10 +58,16 @@ impl GrammarConstraint {
     /// with use.
     pub fn separate(&self) -> Self {
         let is_at_start = self.accepted == 0;
+        // The tables of a matcher whose mask was computed have what the first mask needs.
+        let beginning = if is_at_start {
+            self.matcher.deep_clone()
+        } else {
+            self.beginning.deep_clone()
+        };
         GrammarConstraint {
             vocabulary: self.vocabulary.clone(),
-            beginning: self.beginning.deep_clone(),
-            matcher: self.beginning.deep_clone(),
+            matcher: beginning.clone(),
+            beginning,
             mask: self.mask.clone(),
             is_masked: self.is_masked && is_at_start,
             is_finished: false,

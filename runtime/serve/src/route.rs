@@ -141,12 +141,12 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
             Some(methods) => {
                 let query = parts.uri.query().unwrap_or_default();
                 let asked = CheckedRequest {
-                    hub: &hub,
-                    path: &path,
-                    query,
+                    hub: Arc::clone(&hub),
+                    path: path.clone(),
+                    query: query.to_owned(),
                     caller,
                     account: Arc::clone(&account),
-                    headers: &parts.headers,
+                    headers: parts.headers.clone(),
                 };
                 let is_get = [Method::GET, Method::HEAD].contains(&parts.method);
                 match (methods.get, methods.post, methods.delete) {
@@ -166,7 +166,7 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
                     }
                     (_, Some(post), _) if parts.method == Method::POST => {
                         match read_body(&hub, &parts.headers, body, &asked, peer).await {
-                            Ok(body) => asked.post(post, body).await,
+                            Ok(body) => asked.run(post, body).await,
                             Err(error) => Err(error),
                         }
                     }
@@ -195,7 +195,7 @@ async fn read_body(
     hub: &Hub,
     headers: &HeaderMap,
     body: Incoming,
-    asked: &CheckedRequest<'_>,
+    asked: &CheckedRequest,
     peer: &Connection,
 ) -> Result<Value> {
     let length = headers.get(header::CONTENT_LENGTH);
@@ -363,13 +363,13 @@ async fn predict(context: &Arc<RequestContext>, mut body: Value) -> Result<Respo
 }
 
 /// A request that passed the access checks.
-struct CheckedRequest<'r> {
-    hub: &'r Arc<Hub>,
-    path: &'r str,
-    query: &'r str,
+struct CheckedRequest {
+    hub: Arc<Hub>,
+    path: String,
+    query: String,
     caller: Caller,
     account: Arc<RequestAccount>,
-    headers: &'r HeaderMap,
+    headers: HeaderMap,
 }
 
 /// Maximum number of bytes in the identifier of a conversation.
@@ -390,7 +390,7 @@ fn conversation_id(headers: &HeaderMap) -> Result<Option<String>> {
     Ok(Some(id.to_owned()))
 }
 
-impl CheckedRequest<'_> {
+impl CheckedRequest {
     /// Rejects a key that may not do `what`.
     fn check_admin(&self, what: &str) -> Result<()> {
         if self.caller.is_admin {
@@ -406,7 +406,7 @@ impl CheckedRequest<'_> {
         let large = Arc::clone(&self.hub.large);
         let account = Arc::clone(&self.account);
         let mut context = RequestContext::new(app, self.caller, account, large);
-        context.conversation = conversation_id(self.headers)?.map(|id| ResumableConversation {
+        context.conversation = conversation_id(&self.headers)?.map(|id| ResumableConversation {
             sessions: Arc::clone(&self.hub.stream_sessions),
             id,
         });
@@ -415,18 +415,22 @@ impl CheckedRequest<'_> {
 
     /// Returns the conversation in the query.
     fn asked_conversation(&self) -> Result<String> {
-        let id = query_value(self.query, "conv_id").filter(|id| !id.is_empty());
+        let id = query_value(&self.query, "conv_id").filter(|id| !id.is_empty());
         id.ok_or_else(|| ApiError::field("conv_id", "is missing"))
     }
 
     /// Replays an answer from an offset, and follows it to its end.
     fn resume_stream(&self) -> Result<Response> {
         let id = self.asked_conversation()?;
-        let offset = query_value(self.query, "from").unwrap_or_else(|| "0".to_owned());
+        let offset = query_value(&self.query, "from").unwrap_or_else(|| "0".to_owned());
         let offset = offset
             .parse()
             .map_err(|_| ApiError::field("from", "must be a number of bytes"))?;
-        let session = self.hub.stream_sessions.find(self.caller.owner, &id);
+        let sessions = &self.hub.stream_sessions;
+        if sessions.is_parked(self.caller.owner, &id) {
+            return Err(ApiError::new(503, "the model is being loaded: try again"));
+        }
+        let session = sessions.find(self.caller.owner, &id);
         let missing = || ApiError::new(404, "there is no such stream (any more)");
         let session = session.ok_or_else(missing)?;
         if !session.has(offset) {
@@ -487,11 +491,11 @@ impl CheckedRequest<'_> {
 
     /// Returns the model that the query names, if it is loaded.
     fn look(&self) -> Result<Arc<App>> {
-        self.hub.look(query_value(self.query, "model").as_deref())
+        self.hub.look(query_value(&self.query, "model").as_deref())
     }
 
     fn get(&self, get: Get) -> Result<Response> {
-        let hub = self.hub;
+        let hub = &self.hub;
         let value = match get {
             Get::Health => json!({"status": "ok"}),
             Get::Ready => return ready(hub),
@@ -502,7 +506,7 @@ impl CheckedRequest<'_> {
             }
             Get::File => {
                 let none = || ApiError::new(404, "there is no such file");
-                return page::file(self.path).ok_or_else(none);
+                return page::file(&self.path).ok_or_else(none);
             }
             Get::ModelEvents => {
                 self.check_admin("following the models")?;
@@ -510,7 +514,7 @@ impl CheckedRequest<'_> {
                 return Ok(stream::model_events(events, hub.options.ping_seconds));
             }
             Get::Models => {
-                if query_value(self.query, "reload").is_some() && self.caller.is_admin {
+                if query_value(&self.query, "reload").is_some() && self.caller.is_admin {
                     hub.refresh().map_err(|error| ApiError::new(500, error))?;
                     hub.events.send("*", "models_reload", None);
                 }
@@ -523,7 +527,7 @@ impl CheckedRequest<'_> {
                     Some(id) => models::one(hub, &unescaped(id))?,
                 }
             }
-            Get::Props if hub.is_router() && query_value(self.query, "model").is_none() => {
+            Get::Props if hub.is_router() && query_value(&self.query, "model").is_none() => {
                 props::router(hub)
             }
             Get::Props => props::props(&*self.look()?)?,
@@ -551,7 +555,7 @@ impl CheckedRequest<'_> {
     /// answers to any name, except to Ollama's clients, which pull a model that does not exist.
     fn named(&self, body: &Value, of_ollama: bool) -> Result<Arc<Entry>> {
         let name = match body.get("model").or_else(|| body.get("name")) {
-            None | Some(Value::Null) => query_value(self.query, "model"),
+            None | Some(Value::Null) => query_value(&self.query, "model"),
             Some(Value::String(name)) => Some(name.clone()),
             Some(other) => {
                 return Err(ApiError::field(
@@ -572,8 +576,32 @@ impl CheckedRequest<'_> {
         }
     }
 
+    /// Answers a POST request. A stream that can be resumed is answered even if its client
+    /// disconnects while the model is loaded.
+    async fn run(self, post: Post, body: Value) -> Result<Response> {
+        let is_stream = body.get("stream") == Some(&Value::Bool(true));
+        if !is_stream || conversation_id(&self.headers)?.is_none() {
+            return self.post(post, body).await;
+        }
+        let task = tokio::spawn(async move { self.post(post, body).await });
+        task.await
+            .map_err(|error| ApiError::new(500, error.to_string()))?
+    }
+
+    /// Returns a model. If the request's stream is stopped in the meantime, returns an error.
+    async fn acquire(&self, entry: Arc<Entry>, loads: Option<bool>) -> Result<Arc<App>> {
+        let Some(id) = conversation_id(&self.headers)? else {
+            return self.hub.acquire(entry, loads).await;
+        };
+        let parked = self.hub.stream_sessions.park(self.caller.owner, &id);
+        tokio::select! {
+            app = self.hub.acquire(entry, loads) => app,
+            () = parked.stopped() => Err(ApiError::invalid("the stream was cancelled")),
+        }
+    }
+
     async fn post(&self, post: Post, body: Value) -> Result<Response> {
-        let hub = self.hub;
+        let hub = &self.hub;
         if post != Post::Adapters {
             Fields::new(&body)?;
         }
@@ -630,7 +658,7 @@ impl CheckedRequest<'_> {
             self.check_admin("loading a model")?;
         }
         let entry = self.named(&body, of_ollama)?;
-        let autoload = query_value(self.query, "autoload");
+        let autoload = query_value(&self.query, "autoload");
         let loads = match autoload.as_deref() {
             _ if post == Post::Load => Some(true),
             None | Some("") => None,
@@ -657,14 +685,14 @@ impl CheckedRequest<'_> {
                 }
                 return Ok(json_response(200, &value));
             }
-            let app = hub.acquire(Arc::clone(&entry), loads).await?;
+            let app = self.acquire(Arc::clone(&entry), loads).await?;
             // Clients send this field with every request, so ignore it if the key may not set it.
             if self.caller.is_admin {
                 entry.set_stay(stay.time());
             }
             return self.on_model(app, post, body).await;
         }
-        let app = hub.acquire(entry, loads).await?;
+        let app = self.acquire(entry, loads).await?;
         self.on_model(app, post, body).await
     }
 
@@ -677,7 +705,7 @@ impl CheckedRequest<'_> {
             Post::Load => Ok(json_response(200, &json!({"success": true}))),
             Post::Slot => {
                 let slot = self.path.trim_start_matches("/slots/");
-                let action = query_value(self.query, "action").unwrap_or_default();
+                let action = query_value(&self.query, "action").unwrap_or_default();
                 let value = slots::act(context, slot, &action, &body).await?;
                 Ok(json_response(200, &value))
             }

@@ -12,9 +12,54 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
+/// Owner and conversation of a stream.
+type StreamKey = (u64, String);
+
 /// The sessions of a server, by owner and conversation.
 #[derive(Debug, Default)]
-pub struct StreamSessions(Mutex<BTreeMap<(u64, String), Arc<StreamSession>>>);
+pub struct StreamSessions {
+    sessions: Mutex<BTreeMap<StreamKey, Arc<StreamSession>>>,
+    /// Streams that wait for their model, and how many requests of each do.
+    parked: Mutex<BTreeMap<StreamKey, ParkedRequests>>,
+}
+
+/// Requests of a stream that wait for its model.
+#[derive(Clone, Debug, Default)]
+struct ParkedRequests {
+    count: usize,
+    /// True once the stream is stopped.
+    stop: Arc<watch::Sender<bool>>,
+}
+
+/// A stream that waits for its model, until it is dropped.
+#[derive(Debug)]
+pub struct ParkedStream<'s> {
+    sessions: &'s StreamSessions,
+    key: StreamKey,
+    stop: Arc<watch::Sender<bool>>,
+}
+
+impl ParkedStream<'_> {
+    /// Waits until the stream is stopped.
+    pub async fn stopped(&self) {
+        // The sender is part of this stream, so it is not dropped.
+        let _ = self.stop.subscribe().wait_for(|stopped| *stopped).await;
+    }
+}
+
+impl Drop for ParkedStream<'_> {
+    fn drop(&mut self) {
+        let mut parked = lock(&self.sessions.parked);
+        let requests = parked.get_mut(&self.key);
+        // After a stop, others may wait under this key.
+        if let Some(requests) = requests.filter(|known| Arc::ptr_eq(&known.stop, &self.stop)) {
+            requests.count -= 1;
+            if requests.count == 0 {
+                parked.remove(&self.key);
+            }
+        }
+    }
+}
 
 /// An answer that clients can read from any offset.
 #[derive(Debug)]
@@ -56,10 +101,28 @@ impl StreamSessions {
     /// Time for which an ended answer can be read.
     const RETENTION: Duration = Duration::from_secs(300);
 
+    /// Adds a stream that waits for its model.
+    pub fn park(&self, owner: u64, id: &str) -> ParkedStream<'_> {
+        let key = (owner, id.to_owned());
+        let mut parked = lock(&self.parked);
+        let requests = parked.entry(key.clone()).or_default();
+        requests.count += 1;
+        ParkedStream {
+            sessions: self,
+            key,
+            stop: Arc::clone(&requests.stop),
+        }
+    }
+
+    /// Returns whether a stream waits for its model.
+    pub fn is_parked(&self, owner: u64, id: &str) -> bool {
+        lock(&self.parked).contains_key(&(owner, id.to_owned()))
+    }
+
     /// Creates a session, and cancels an earlier one of the conversation. Returns `None` if too
     /// many other answers are running.
     pub fn create(&self, owner: u64, id: &str) -> Option<Arc<StreamSession>> {
-        let mut sessions = lock(&self.0);
+        let mut sessions = lock(&self.sessions);
         let key = (owner, id.to_owned());
         if let Some(earlier) = sessions.remove(&key) {
             earlier.cancel();
@@ -83,7 +146,7 @@ impl StreamSessions {
         Some(session)
     }
 
-    fn expire(sessions: &mut BTreeMap<(u64, String), Arc<StreamSession>>) {
+    fn expire(sessions: &mut BTreeMap<StreamKey, Arc<StreamSession>>) {
         sessions.retain(|_, one| {
             let ended = one.progress().ended;
             ended.is_none_or(|(time, _)| time.elapsed() < Self::RETENTION)
@@ -91,14 +154,18 @@ impl StreamSessions {
     }
 
     pub fn find(&self, owner: u64, id: &str) -> Option<Arc<StreamSession>> {
-        let mut sessions = lock(&self.0);
+        let mut sessions = lock(&self.sessions);
         Self::expire(&mut sessions);
         sessions.get(&(owner, id.to_owned())).cloned()
     }
 
     /// Stops the answer of a conversation, and forgets it.
     pub fn cancel(&self, owner: u64, id: &str) {
-        if let Some(session) = lock(&self.0).remove(&(owner, id.to_owned())) {
+        let key = (owner, id.to_owned());
+        if let Some(requests) = lock(&self.parked).remove(&key) {
+            requests.stop.send_replace(true);
+        }
+        if let Some(session) = lock(&self.sessions).remove(&key) {
             session.cancel();
         }
     }
@@ -106,7 +173,7 @@ impl StreamSessions {
     /// Returns the sessions of these conversations, in llama-server's format. An identifier also
     /// names those that continue with `::` and a model.
     pub fn lookup(&self, owner: u64, ids: &[String]) -> Value {
-        let mut sessions = lock(&self.0);
+        let mut sessions = lock(&self.sessions);
         Self::expire(&mut sessions);
         let own = sessions.iter().filter(|((other, _), _)| *other == owner);
         let named = own.filter(|((_, id), _)| {

@@ -1,10 +1,13 @@
 //! Streams that clients resume.
 
-use crate::common::Server;
+use crate::common::{Server, app, served};
 use samite_requests::EngineOptions;
-use samite_serve::ServeOptions;
+use samite_serve::{Hub, HubLimits, Loaded, ServeOptions, ServedModel, Source};
+use samite_testing::wait_until;
 use serde_json::{Value, json};
 use std::io::Read;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex};
 
 const CONVERSATION: &str = "X-Conversation-Id: a chat::org/model\r\n";
 const PATH: &str = "/v1/stream?conv_id=a%20chat%3A%3Aorg%2Fmodel";
@@ -118,4 +121,81 @@ fn wrong_requests_for_streams_are_refused() {
     let (status, _, stream) = server.ask("POST", "/v1/chat/completions", "", &body(3));
     assert_eq!(status, 200, "{stream}");
     assert_eq!(server.ask("GET", PATH, "", "").0, 404);
+}
+
+/// A model that loads once it may.
+#[derive(Clone, Default)]
+struct Gated(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gated {
+    fn open(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+}
+
+impl Source for Gated {
+    fn plan(&self) -> Result<u64, String> {
+        Ok(1)
+    }
+
+    fn load(&self) -> Result<Loaded, String> {
+        let is_open = self.0.0.lock().unwrap();
+        drop(self.0.1.wait_while(is_open, |is_open| !*is_open).unwrap());
+        let (app, thread) = app(ServeOptions::default(), EngineOptions::default());
+        Ok(Loaded {
+            app,
+            thread: Some(thread),
+        })
+    }
+}
+
+fn gated() -> (Server, Gated) {
+    let model = Gated::default();
+    let served_model = ServedModel {
+        names: vec!["model".to_owned()],
+        path: PathBuf::from("model"),
+        source: Box::new(model.clone()),
+    };
+    let options = served(ServeOptions::default());
+    let hub = Hub::new(options, vec![served_model], HubLimits::default(), true).unwrap();
+    (Server::with_hub(hub), model)
+}
+
+fn wait_for_status(server: &Server, expected: u16) {
+    wait_until(format_args!("the stream answers {expected}"), || {
+        server.ask("GET", &format!("{PATH}&from=0"), "", "").0 == expected
+    });
+}
+
+#[test]
+fn a_stream_outlives_its_client_while_the_model_is_loaded() {
+    let (server, model) = gated();
+    let client = server.send("POST", "/v1/chat/completions", CONVERSATION, &body(20));
+    wait_for_status(&server, 503);
+    drop(client);
+    model.open();
+    wait_for_status(&server, 200);
+    let (_, _, whole) = server.ask("GET", &format!("{PATH}&from=0"), "", "");
+    assert!(count(&whole) >= 15, "{whole}");
+}
+
+#[test]
+fn a_stream_is_stopped_while_the_model_is_loaded() {
+    let (server, model) = gated();
+    let mut client = server.send("POST", "/v1/chat/completions", CONVERSATION, &body(20));
+    wait_for_status(&server, 503);
+    assert_eq!(server.ask("DELETE", PATH, "", "").0, 204);
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    assert!(answer.contains("cancelled"), "{answer}");
+    wait_for_status(&server, 404);
+    // A new request waits as usual.
+    let mut client = server.send("POST", "/v1/chat/completions", CONVERSATION, &body(20));
+    wait_for_status(&server, 503);
+    model.open();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
