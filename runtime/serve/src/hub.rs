@@ -133,6 +133,15 @@ impl Drop for Waits<'_> {
     }
 }
 
+/// Ends a download when it is dropped.
+struct EndsDownload(Arc<Hub>, String);
+
+impl Drop for EndsDownload {
+    fn drop(&mut self) {
+        self.0.downloads.end(&self.1);
+    }
+}
+
 impl Hub {
     /// Creates a hub with one model that is loaded and stays.
     pub fn single(app: App) -> Self {
@@ -273,8 +282,10 @@ impl Hub {
         }
         let (state, cancel) = self.downloads.begin(&name).map_err(wrong)?;
         let followed = state.subscribe();
-        let hub = Arc::clone(self);
+        // Dropped with the closure, also if the thread cannot be started.
+        let ends = EndsDownload(Arc::clone(self), name);
         let run = move || {
+            let EndsDownload(hub, name) = &ends;
             let mut report = |progress| {
                 let mut told = None;
                 state.send_if_modified(|state| {
@@ -283,25 +294,25 @@ impl Hub {
                     is_new
                 });
                 if let Some(progress) = told {
-                    hub.events.send(&name, "download_progress", Some(progress));
+                    hub.events.send(name, "download_progress", Some(progress));
                 }
             };
             let library = hub.library.as_deref();
             let result = library.map_or_else(
                 || Err("there is no library".to_owned()),
-                |library| library.download(&name, &mut report, &cancel),
+                |library| library.download(name, &mut report, &cancel),
             );
-            hub.downloads.end(&name);
             let end = result.map(|model| {
                 let mut entries = hub.entries.write().unwrap_or_else(PoisonError::into_inner);
                 Self::add(&mut entries, model);
             });
+            hub.downloads.end(name);
             match &end {
-                Ok(()) => hub.events.send(&name, "download_finished", None),
+                Ok(()) => hub.events.send(name, "download_finished", None),
                 Err(error) => {
                     tracing::warn!("{name} was not downloaded: {error}");
                     let error = json!({"error": error});
-                    hub.events.send(&name, "download_failed", Some(error));
+                    hub.events.send(name, "download_failed", Some(error));
                 }
             }
             state.send_modify(|state| state.end = Some(end));
@@ -328,7 +339,7 @@ impl Hub {
         }
         let (hub, deleted) = (Arc::clone(self), Arc::clone(&entry));
         let result = tokio::task::spawn_blocking(move || {
-            hub.library()?.delete(deleted.id()).map_err(|error| {
+            hub.library()?.delete(&deleted.path).map_err(|error| {
                 ApiError::new(500, format!("{} cannot be deleted: {error}", deleted.id()))
             })
         });

@@ -5,6 +5,7 @@ use crate::hub::ServedModel;
 use samite_core::CancelToken;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Mutex;
 use tokio::sync::watch;
 
@@ -33,11 +34,11 @@ pub trait Library: Send + Sync + 'static {
         cancel: &CancelToken,
     ) -> Result<ServedModel, String>;
 
-    /// Deletes a model.
+    /// Deletes the model with this [file](ServedModel::path).
     ///
     /// # Errors
     /// Returns the reason why it is still present.
-    fn delete(&self, name: &str) -> Result<(), String>;
+    fn delete(&self, path: &Path) -> Result<(), String>;
 }
 
 /// Progress of a file that is downloaded.

@@ -8,7 +8,7 @@ use crate::setup::ModelSetup;
 use samite::CancelToken;
 use samite::hub::{Cache, Cached, DownloadProgress, Hub, Reference};
 use samite::serve::{FileProgress, Library, ServeOptions, ServedModel};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Revision to download.
@@ -118,8 +118,15 @@ impl Library for CachedModels {
         Ok(self.served(names, path))
     }
 
-    fn delete(&self, name: &str) -> Result<(), String> {
-        let removed = self.cache.remove(&parsed(name)?);
+    fn delete(&self, path: &Path) -> Result<(), String> {
+        let models = self.cache.models().map_err(|error| error.to_string())?;
+        let model = models.into_iter().find(|model| model.path == path);
+        let model = model.ok_or_else(|| format!("{} is not in the cache", path.display()))?;
+        let reference = Reference {
+            repository: model.repository,
+            wanted: Some(model.file),
+        };
+        let removed = self.cache.remove(&reference);
         removed.map(drop).map_err(|error| error.to_string())
     }
 }

@@ -10,7 +10,7 @@ use samite_testing::wait_until;
 use serde_json::{Value, json};
 use std::io::Read;
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// A shelf of names. `owner/large` is downloaded until it is cancelled; `owner/bad` fails.
@@ -83,7 +83,8 @@ impl Library for Shelf {
         Ok(model(name))
     }
 
-    fn delete(&self, name: &str) -> Result<(), String> {
+    fn delete(&self, path: &Path) -> Result<(), String> {
+        let name = path.to_str().unwrap();
         self.0.0.lock().unwrap().retain(|known| known != name);
         Ok(())
     }
