@@ -53,7 +53,10 @@ enum Meaning {
 }
 
 /// llama.cpp's programs, and the commands that samite runs when it is started under their names.
-const PROGRAMS: &[(&str, &str)] = &[("llama-server", "serve"), ("llama-quantize", "quantize")];
+const PROGRAMS: &[(&str, &[&str])] = &[
+    ("llama-server", &["serve"]),
+    ("llama-quantize", &["quantize", "--fill-output"]),
+];
 
 /// Flags whose value may be any text, so the next argument is not a flag.
 const TEXT_FLAGS: &[&str] = &[
@@ -85,13 +88,18 @@ pub fn translate(arguments: impl Iterator<Item = OsString>) -> CommandResult<Vec
 
 /// Inserts the command if the program has the name of one of llama.cpp's.
 fn insert_command(arguments: &mut Vec<OsString>) {
-    let name = arguments.first().map(Path::new).and_then(Path::file_stem);
+    let name = arguments.first().map(Path::new).and_then(Path::file_name);
+    let name = name.map(|name| name.to_string_lossy());
+    let name = name
+        .as_deref()
+        .map(|name| name.strip_suffix(".exe").unwrap_or(name));
     let mut programs = PROGRAMS.iter();
     let found = programs.find(|(program, _)| name.is_some_and(|name| name == *program));
+    let Some((_, words)) = found else { return };
     // To probe a plugin, the program starts itself, under any name.
-    let is_probe = arguments.get(1).is_some_and(|word| word == "probe-plugin");
-    if let Some((_, command)) = found.filter(|_| !is_probe) {
-        arguments.insert(1, (*command).into());
+    let has_command = |word: &OsString| word == "probe-plugin" || word == words[0];
+    if !arguments.get(1).is_some_and(has_command) {
+        arguments.splice(1..1, words.iter().map(OsString::from));
     }
 }
 

@@ -73,6 +73,9 @@ pub struct QuantizeArgs {
     /// and the first match is used
     #[arg(long, value_name = "NAME=TYPE", value_parser = named_type)]
     tensor_type: Vec<(TensorPattern, DType)>,
+    /// Also write the result to the empty file that it replaces, which another program has open
+    #[arg(long, hide = true)]
+    fill_output: bool,
     /// Print the planned conversion without writing a file
     #[arg(long)]
     dry_run: bool,
@@ -207,7 +210,7 @@ pub fn run(args: QuantizeArgs) -> CommandResult {
     let conversions = if args.dry_run {
         plan(&source, &options)?
     } else {
-        let empty = EmptyFile::open(&output);
+        let empty = args.fill_output.then(|| EmptyFile::open(&output)).flatten();
         let conversions = quantize(&source, &output, &options)?;
         if let Some(file) = empty {
             file.fill(&output)?;

@@ -140,8 +140,16 @@ fn a_server_downloads_and_deletes_models() {
     server.ask("POST", "/api/pull", &pull);
     let list = server.ask("GET", "/v1/models", &json!({}));
     assert_eq!(list["data"][0]["id"], "owner/small:F16", "{list}");
-    let text = json!({"model": "owner/small:F16", "prompt": "a", "max_tokens": 2});
-    server.ask("POST", "/v1/completions", &text);
+    let pull = json!({"model": "owner/small:f16", "stream": false});
+    server.ask("POST", "/api/pull", &pull);
+    for name in [
+        "owner/small:F16",
+        "owner/small:f16",
+        "hf.co/owner/small:F16",
+    ] {
+        let text = json!({"model": name, "prompt": "a", "max_tokens": 2});
+        server.ask("POST", "/v1/completions", &text);
+    }
     // A new server finds it by all its names.
     drop(server);
     let mut command = with_hub(&flags, &address, &cache);

@@ -278,6 +278,8 @@ enum ArgumentKind {
     Text,
     /// A list of texts.
     Texts,
+    /// Another list.
+    List,
     Json,
     Unknown,
 }
@@ -432,6 +434,8 @@ fn argument_kind(schema: &Value) -> ArgumentKind {
                 ArgumentKind::Text
             } else if is_text(&schema["items"]["type"]) {
                 ArgumentKind::Texts
+            } else if name == "array" {
+                ArgumentKind::List
             } else {
                 ArgumentKind::Json
             }

@@ -5,7 +5,7 @@
 //! found here, and vice versa.
 
 use crate::error::{Error, Result};
-use crate::listing::{Listing, RemoteFile};
+use crate::listing::{Listing, RemoteFile, is_model};
 use crate::reference::Reference;
 use serde::Serialize;
 use std::fs;
@@ -34,6 +34,13 @@ pub struct Cached {
 
 /// Maximum folder depth searched in a repository.
 const DEEPEST: usize = 8;
+
+impl Cached {
+    /// Returns false for projectors and importance matrices, which are not models of their own.
+    pub fn is_model(&self) -> bool {
+        is_model(&self.file)
+    }
+}
 
 impl Cache {
     /// Creates a cache in `folder`, which need not exist.

@@ -90,7 +90,10 @@ fn part(path: &str) -> Option<(&str, usize, usize)> {
     if !is_number(number) || !is_number(count) {
         return None;
     }
-    Some((name, number.parse().ok()?, count.parse().ok()?))
+    let (number, count) = (number.parse().ok()?, count.parse().ok()?);
+    (1..=count)
+        .contains(&number)
+        .then_some((name, number, count))
 }
 
 /// Returns whether the name of a file or its folder contains this quantization.
@@ -104,10 +107,9 @@ fn says(path: &str, quantization: &str) -> bool {
     })
 }
 
-/// Returns false for projectors, importance matrices and drafts, which are not models of their own.
-fn is_model(file: &RemoteFile) -> bool {
-    let name = file
-        .path
+/// Returns false for projectors and importance matrices, which are not models of their own.
+pub(crate) fn is_model(path: &str) -> bool {
+    let name = path
         .rsplit('/')
         .next()
         .unwrap_or_default()
@@ -133,7 +135,8 @@ impl Listing {
         };
         let short = by(quantization);
         let chosen = self.choose(&short).ok();
-        if chosen.is_some_and(|files| files[0].path == file) {
+        let first = chosen.as_ref().and_then(|files| files.first());
+        if first.is_some_and(|first| first.path == file) {
             short
         } else {
             by(file)
@@ -147,7 +150,7 @@ impl Listing {
     pub fn choose(&self, reference: &Reference) -> Result<Vec<&RemoteFile>> {
         // Whole files, and first parts of split models.
         let models = || {
-            let files = self.files.iter().filter(|file| is_model(file));
+            let files = self.files.iter().filter(|file| is_model(&file.path));
             files.filter(|file| part(&file.path).is_none_or(|(_, number, _)| number == 1))
         };
         let found = match reference.wanted.as_deref() {
@@ -282,8 +285,10 @@ mod tests {
             "x.q8_0.gguf",
             "BF16/x-BF16-00001-of-00002.gguf",
             "BF16/x-BF16-00002-of-00002.gguf",
+            "z-00001-of-00000.gguf",
         ]);
         for (file, expected) in [
+            ("z-00001-of-00000.gguf", "a/b:00000"),
             ("x-Q4_K_M.gguf", "a/b:Q4_K_M"),
             ("x.q8_0.gguf", "a/b:q8_0"),
             ("BF16/x-BF16-00001-of-00002.gguf", "a/b:BF16"),

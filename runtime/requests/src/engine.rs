@@ -636,7 +636,8 @@ impl Engine {
         let freed = self.kept.add(sequence, tokens, running.key, slot, can_cut);
         freed.into_iter().for_each(|sequence| self.free(sequence));
         while self.kept.len() > self.options.kept {
-            self.evict_cheapest(None);
+            // The new text, which is the last one, stays.
+            self.evict_cheapest(Some(self.kept.len() - 1));
         }
     }
 

@@ -1,10 +1,11 @@
 //! The prefix cache: texts that earlier requests left in the context, and the search for usable
 //! prefixes of a prompt.
 //!
-//! If there are too many texts, the one is evicted that costs least to compute again, with aging:
-//! GreedyDual (Young, 1994). A text costs the tokens after its longest cached prefix. So a short
-//! request between two turns of a long conversation evicts nothing of it that is needed. If cells
-//! are needed, whose number is proportional to the tokens, the least recently used text is evicted.
+//! If there are too many texts, the cache evicts the one that is cheapest to compute again, with
+//! aging: GreedyDual (Young, 1994). A text costs the tokens after the longest other cached text
+//! that is a prefix of it. So a short request between two turns does not evict a long conversation.
+//! If cells are needed, whose number is proportional to the tokens, the cache evicts the least
+//! recently used text.
 
 use crate::event::{CacheMiss, MissCause};
 use samite_llm::Context;
@@ -28,7 +29,7 @@ pub(crate) struct CachedPrefix {
     base: usize,
     /// [`PrefixCache::level`] at the last use.
     credit: usize,
-    /// Number of requests that continued it.
+    /// Number of requests that continued it, almost from its end.
     continued: usize,
 }
 
@@ -133,11 +134,9 @@ impl PrefixCache {
                 && tokens.starts_with(&text.tokens)
                 && (can_cut || tokens.len() == text.tokens.len())
         });
-        let mut base = 0;
+        let base = self.base_of(key, &tokens);
         for text in self.texts.iter_mut().filter(|text| text.key == key) {
-            if tokens.starts_with(&text.tokens) {
-                base = base.max(text.tokens.len());
-            } else if text.tokens.starts_with(&tokens) {
+            if text.tokens.len() > tokens.len() && text.tokens.starts_with(&tokens) {
                 text.base = text.base.max(tokens.len());
             }
         }
@@ -155,13 +154,23 @@ impl PrefixCache {
         freed
     }
 
-    /// Records that a request continues a text.
-    pub fn touch(&mut self, number: usize) {
+    /// Returns the length of the longest cached text that is a proper prefix of `tokens`.
+    fn base_of(&self, key: Key, tokens: &[u32]) -> usize {
+        let others = self.texts.iter().filter(|text| text.key == key);
+        let prefixes = others
+            .filter(|text| text.tokens.len() < tokens.len() && tokens.starts_with(&text.tokens));
+        prefixes.map(|text| text.tokens.len()).max().unwrap_or(0)
+    }
+
+    /// Records that a request continues the first `common` tokens of a text.
+    pub fn touch(&mut self, number: usize, common: usize) {
         self.clock += 1;
         if let Some(text) = self.texts.get_mut(number) {
             text.used = self.clock;
             text.credit = self.level;
-            text.continued += 1;
+            // A text with only its beginning in common is another conversation.
+            let is_end = common >= text.tokens.len() / 8 * 7;
+            text.continued += usize::from(is_end);
         }
     }
 
@@ -171,13 +180,12 @@ impl PrefixCache {
             return None;
         }
         let gone = self.texts.swap_remove(number);
-        // Longer texts now have its prefix as their longest one.
-        let longer = self.texts.iter_mut().filter(|text| {
-            text.key == gone.key
-                && text.base == gone.tokens.len()
-                && text.tokens.starts_with(&gone.tokens)
-        });
-        longer.for_each(|text| text.base = gone.base);
+        for at in 0..self.texts.len() {
+            let text = &self.texts[at];
+            if text.key == gone.key && text.base == gone.tokens.len() {
+                self.texts[at].base = self.base_of(gone.key, &self.texts[at].tokens);
+            }
+        }
         Some(gone)
     }
 
@@ -338,13 +346,28 @@ mod tests {
         for sequence in 0..4 {
             add(&mut cache, sequence, 0, 100, 7000 + sequence as u32);
         }
-        cache.touch(0);
+        cache.touch(0, 100);
         assert_eq!(cache.evict_oldest(), Some(1));
         // A text that was continued once is behind, and one that was continued twice is not.
-        cache.touch(1);
-        cache.touch(1);
+        cache.touch(1, 100);
+        cache.touch(1, 100);
         assert_eq!(cache.evict_cheapest(None), Some(0));
+        // A common beginning does not count.
+        add(&mut cache, 4, 0, 100, 7004);
+        cache.touch(2, 50);
         assert_eq!(cache.evict_cheapest(None), Some(2));
-        assert_eq!(left(&cache), [3]);
+        assert_eq!(left(&cache), [3, 4]);
+    }
+
+    #[test]
+    fn one_of_two_equal_texts_remains_a_prefix() {
+        let mut cache = PrefixCache::default();
+        for (sequence, length) in [(0, 400), (1, 400), (2, 500)] {
+            add(&mut cache, sequence, length, length, 0);
+        }
+        assert_eq!(cache.take(0).map(|text| text.sequence), Some(0));
+        // The longest one costs 100 tokens, as before.
+        assert_eq!(cache.evict_cheapest(None), Some(2));
+        assert_eq!(left(&cache), [1]);
     }
 }

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 /// A model.
 pub struct Entry {
     pub names: Vec<String>,
+    /// Names by which it was downloaded.
+    pub more_names: Mutex<Vec<String>>,
     pub path: PathBuf,
     pub source: Option<Box<dyn Source>>,
     /// True if it is from the server's library.
@@ -53,6 +55,7 @@ impl Entry {
     pub fn new(model: ServedModel, is_in_library: bool) -> Self {
         Entry {
             names: model.names,
+            more_names: Mutex::default(),
             path: model.path,
             source: Some(model.source),
             is_in_library,
@@ -64,6 +67,12 @@ impl Entry {
     /// room.
     pub fn set_stay(&self, stays: Option<Duration>) {
         lock(&self.state).stays = stays;
+    }
+
+    /// Returns whether requests can call the model by this name.
+    pub fn has_name(&self, name: &str) -> bool {
+        let is_it = |known: &String| known == name;
+        self.names.iter().any(is_it) || lock(&self.more_names).iter().any(is_it)
     }
 
     pub fn id(&self) -> &str {

@@ -4,7 +4,9 @@ use crate::compiled_grammars::GrammarKey;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
-use samite_grammar::{Grammar, GrammarError, GrammarPart, Lazy, Trigger, close_objects};
+use samite_grammar::{
+    Grammar, GrammarConstraint, GrammarError, GrammarPart, Lazy, Trigger, close_objects,
+};
 use samite_text::Constraint;
 use serde_json::{Map, Value, json};
 
@@ -120,7 +122,41 @@ pub fn calls_or_schema(
     })
 }
 
-/// Compiles the constraint of a text.
+/// Returns the constraint of a grammar, which is compiled unless a recent request did so.
+fn compiled(context: &RequestContext, field: &str, grammar: &Grammar) -> Result<GrammarConstraint> {
+    let known = &context.compiled_grammars;
+    let key = GrammarKey::new(context.caller.owner, grammar);
+    if let Some(constraint) = known.find(key) {
+        return Ok(constraint);
+    }
+    let _turn = context.compiling.begin_blocking(context.caller.owner)?;
+    // Another request may have compiled it in the meantime.
+    if let Some(constraint) = known.find(key) {
+        return Ok(constraint);
+    }
+    let begin = || {
+        let begun = grammar.constraint(context.vocabulary()?);
+        let mut constraint = begun.map_err(|error| grammar_error(field, &error))?;
+        // Check the first mask now, so that a grammar that allows no text or is too large fails
+        // before the answer starts.
+        let mask = constraint.mask();
+        let mask = mask.map_err(|error| ApiError::field(field, error))?;
+        if mask.iter().any(|&word| word != 0) {
+            Ok(constraint)
+        } else {
+            Err(ApiError::field(field, "no text can begin"))
+        }
+    };
+    let constraint = begin().map_err(|error| match grammar.check() {
+        // Compiling without a vocabulary gives a better error message.
+        Err(better) => grammar_error(field, &better),
+        Ok(()) => error,
+    })?;
+    known.add(key, &constraint);
+    Ok(constraint)
+}
+
+/// Returns the constraint of a text.
 pub fn constraint(
     context: &RequestContext,
     field: &str,
@@ -134,30 +170,7 @@ pub fn constraint(
         Form::Calls { grammar, .. } => Ok(grammar.clone()),
     };
     let grammar = grammar.map_err(|error| grammar_error(field, &error))?;
-    let key = GrammarKey::new(context.caller.owner, &grammar);
-    let begin = || {
-        if let Some(constraint) = context.compiled_grammars.find(key) {
-            return Ok(constraint);
-        }
-        let _turn = context.compiling.begin_blocking(context.caller.owner)?;
-        let begun = grammar.constraint(context.vocabulary()?);
-        let mut constraint = begun.map_err(|error| grammar_error(field, &error))?;
-        // Check the first mask now, so that a grammar that allows no text or is too large fails
-        // before the answer starts.
-        let mask = constraint.mask();
-        let mask = mask.map_err(|error| ApiError::field(field, error))?;
-        if mask.iter().any(|&word| word != 0) {
-            context.compiled_grammars.add(key, &constraint);
-            Ok(constraint)
-        } else {
-            Err(ApiError::field(field, "no text can begin"))
-        }
-    };
-    let constraint = begin().map_err(|error| match grammar.check() {
-        // Compiling without a vocabulary gives a better error message.
-        Err(better) => grammar_error(field, &better),
-        Ok(()) => error,
-    })?;
+    let constraint = compiled(context, field, &grammar)?;
     let lazy = match form {
         Form::Calls { triggers, .. } if !triggers.is_empty() => {
             let lazy = Lazy::new(constraint, triggers);

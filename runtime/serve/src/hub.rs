@@ -19,10 +19,11 @@ use crate::model_events::ModelEvents;
 use crate::options::ServeOptions;
 use crate::stream_sessions::StreamSessions;
 use crate::turns::{Turns, beside_engine};
+use axum::body::Bytes;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, watch};
@@ -96,8 +97,12 @@ pub struct Hub {
     pub(crate) started: u64,
     entries: RwLock<Vec<Arc<Entry>>>,
     library: Option<Box<dyn Library>>,
+    /// Held while the library's models are listed, added or deleted.
+    library_changes: Mutex<()>,
     pub(crate) downloads: Downloads,
     pub(crate) events: ModelEvents,
+    /// Description of the API, once it was asked for.
+    pub(crate) description: OnceLock<Bytes>,
     pub(crate) limits: HubLimits,
     /// True if the only model answers to every name.
     is_single: bool,
@@ -133,6 +138,13 @@ impl Drop for Waits<'_> {
     }
 }
 
+/// Removes the prefix by which Ollama's clients name models on a hub.
+fn plain_name(name: &str) -> &str {
+    let prefixes = ["hf.co/", "huggingface.co/"];
+    let stripped = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
+    stripped.unwrap_or(name)
+}
+
 /// Ends a download when it is dropped.
 struct EndsDownload(Arc<Hub>, String);
 
@@ -148,6 +160,7 @@ impl Hub {
         let options = app.options.clone();
         let entry = Entry {
             names: options.names(app.model_id()),
+            more_names: Mutex::default(),
             path: app.model.path().to_owned(),
             source: None,
             is_in_library: false,
@@ -210,6 +223,8 @@ impl Hub {
             options,
             entries: RwLock::new(entries),
             library: None,
+            library_changes: Mutex::default(),
+            description: OnceLock::new(),
             downloads: Downloads::default(),
             events: ModelEvents::default(),
             limits,
@@ -236,6 +251,7 @@ impl Hub {
         let Some(library) = &self.library else {
             return Ok(());
         };
+        let _change = lock(&self.library_changes);
         let models = library.models()?;
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let is_there = |entry: &Entry| models.iter().any(|model| model.path == entry.path);
@@ -246,14 +262,23 @@ impl Hub {
         Ok(())
     }
 
-    /// Adds a model of the library. Its names that other models have still mean those.
+    /// Adds a model of the library, or new names of a known one. Other models keep names that they
+    /// share with it.
     fn add(entries: &mut Vec<Arc<Entry>>, mut model: ServedModel) {
-        let is_known = entries.iter().any(|entry| entry.path == model.path);
-        let is_taken = |name: &String| entries.iter().any(|entry| entry.names.contains(name));
+        let is_taken = |name: &String| entries.iter().any(|entry| entry.has_name(name));
         model.names.retain(|name| !is_taken(name));
-        if !is_known && !model.names.is_empty() {
-            entries.push(Arc::new(Entry::new(model, true)));
+        let file = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let path = file(&model.path);
+        match entries.iter().find(|entry| file(&entry.path) == path) {
+            Some(known) => lock(&known.more_names).append(&mut model.names),
+            None if model.names.is_empty() => {}
+            None => entries.push(Arc::new(Entry::new(model, true))),
         }
+    }
+
+    /// Returns whether a model is still served.
+    fn has(&self, entry: &Arc<Entry>) -> bool {
+        self.entries().iter().any(|known| Arc::ptr_eq(known, entry))
     }
 
     /// Returns the library, for requests that change it.
@@ -270,17 +295,31 @@ impl Hub {
         !self.is_single
     }
 
-    /// Begins to download a model, and returns where to follow it.
-    pub(crate) fn download(self: &Arc<Self>, name: &str) -> Result<watch::Receiver<DownloadState>> {
+    /// Cancels a download. Returns whether there was one.
+    pub(crate) fn cancel_download(&self, name: &str) -> bool {
+        let name = self.library().map(|library| library.name(plain_name(name)));
+        name.is_ok_and(|name| name.is_ok_and(|name| self.downloads.cancel(&name)))
+    }
+
+    /// Begins to download a model, and returns where to follow it. If `joins`, follows a download
+    /// that is running.
+    pub(crate) fn download(
+        self: &Arc<Self>,
+        name: &str,
+        joins: bool,
+    ) -> Result<watch::Receiver<DownloadState>> {
         let wrong = |error: String| ApiError::field("model", error);
-        let name = self.library()?.name(name).map_err(wrong)?;
+        let name = self.library()?.name(plain_name(name)).map_err(wrong)?;
+        if let Some(state) = self.downloads.state(&name).filter(|_| joins) {
+            return Ok(state);
+        }
         if self.find_named(&name).is_ok() {
             return Err(ApiError::field(
                 "model",
                 format!("{name} is present already"),
             ));
         }
-        let (state, cancel) = self.downloads.begin(&name).map_err(wrong)?;
+        let (state, cancel) = self.downloads.begin(&name)?;
         let followed = state.subscribe();
         // Dropped with the closure, also if the thread cannot be started.
         let ends = EndsDownload(Arc::clone(self), name);
@@ -303,6 +342,7 @@ impl Hub {
                 |library| library.download(name, &mut report, &cancel),
             );
             let end = result.map(|model| {
+                let _change = lock(&hub.library_changes);
                 let mut entries = hub.entries.write().unwrap_or_else(PoisonError::into_inner);
                 Self::add(&mut entries, model);
             });
@@ -333,21 +373,32 @@ impl Hub {
             return Err(ApiError::field("model", message));
         }
         let _waits = Waits::new(&self.waiting);
-        let _turn = self.changing.lock().await;
-        while entry.is_loaded() && !self.try_unload(&entry).await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        let turn = Arc::clone(&self.changing).lock_owned().await;
+        if !self.has(&entry) {
+            return Err(self.missing(name));
         }
-        let (hub, deleted) = (Arc::clone(self), Arc::clone(&entry));
-        let result = tokio::task::spawn_blocking(move || {
-            hub.library()?.delete(&deleted.path).map_err(|error| {
-                ApiError::new(500, format!("{} cannot be deleted: {error}", deleted.id()))
-            })
+        // The client may disconnect: the model is deleted anyway, so that its state stays
+        // consistent.
+        let hub = Arc::clone(self);
+        let deletion = tokio::spawn(async move {
+            let _turn = turn;
+            while entry.is_loaded() && !hub.try_unload(&entry).await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            tokio::task::spawn_blocking(move || hub.delete_file(&entry)).await
         });
-        result
-            .await
-            .map_err(|error| ApiError::new(500, error.to_string()))??;
+        let internal = |error: tokio::task::JoinError| ApiError::new(500, error.to_string());
+        deletion.await.map_err(internal)?.map_err(internal)?
+    }
+
+    /// Deletes the file of a model that is not loaded.
+    fn delete_file(&self, entry: &Arc<Entry>) -> Result<()> {
+        let _change = lock(&self.library_changes);
+        self.library()?.delete(&entry.path).map_err(|error| {
+            ApiError::new(500, format!("{} cannot be deleted: {error}", entry.id()))
+        })?;
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        entries.retain(|other| !Arc::ptr_eq(other, &entry));
+        entries.retain(|other| !Arc::ptr_eq(other, entry));
         self.events.send(entry.id(), "model_remove", None);
         Ok(())
     }
@@ -428,25 +479,26 @@ impl Hub {
 
     /// Returns the model with this name.
     pub(crate) fn find_named(&self, name: &str) -> Result<Arc<Entry>> {
-        let plain = name.strip_suffix(":latest").unwrap_or(name);
-        let known = |entry: &&Arc<Entry>| {
-            entry
-                .names
-                .iter()
-                .any(|known| known == name || known == plain)
-        };
+        let plain = plain_name(name);
+        let base = plain.strip_suffix(":latest").unwrap_or(plain);
+        let names = [name, plain, base];
+        let known = |entry: &&Arc<Entry>| names.iter().any(|name| entry.has_name(name));
+        let found = self.entries().iter().find(known).cloned();
+        found.ok_or_else(|| self.missing(name))
+    }
+
+    /// Returns the error for a name that no model has.
+    fn missing(&self, name: &str) -> ApiError {
         let entries = self.entries();
-        entries.iter().find(known).cloned().ok_or_else(|| {
-            let names: Vec<&str> = entries.iter().map(|entry| entry.id()).collect();
-            let message = format!(
-                "\"model\": there is no \"{}\"; there are {}",
-                name.chars().take(200).collect::<String>(),
-                names.join(", ")
-            );
-            let mut error = ApiError::new(404, message);
-            error.more.insert("param".to_owned(), "model".into());
-            error
-        })
+        let names: Vec<&str> = entries.iter().map(|entry| entry.id()).collect();
+        let message = format!(
+            "\"model\": there is no \"{}\"; there are {}",
+            name.chars().take(200).collect::<String>(),
+            names.join(", ")
+        );
+        let mut error = ApiError::new(404, message);
+        error.more.insert("param".to_owned(), "model".into());
+        error
     }
 
     /// Returns a loaded model, for requests that only query it.
@@ -478,6 +530,9 @@ impl Hub {
         if let Some(app) = entry.using(|| self.next_use()) {
             return Ok(app);
         }
+        if !self.has(&entry) {
+            return Err(self.missing(entry.id()));
+        }
         if !loads.unwrap_or(self.limits.loads) {
             return Err(ApiError::invalid(format!(
                 "\"model\": {} is not loaded: POST /models/load loads it",
@@ -498,12 +553,7 @@ impl Hub {
             Some(source) => source.plan(),
             None => Err("it was given up".to_owned()),
         });
-        let failed = |error: String| {
-            let told = json!({"status": "unloaded", "error": error});
-            self.events.send(entry.id(), "model_status", Some(told));
-            lock(&entry.state).failure = Some(error.clone());
-            ApiError::new(500, format!("{} cannot be loaded: {error}", entry.id()))
-        };
+        let failed = |error: String| self.load_failed(&entry, error);
         let planned = planned.await.map_err(|error| error.to_string());
         let bytes = planned.and_then(|planned| planned).map_err(failed)?;
         self.check_size(&entry, bytes).map_err(|error| {
@@ -519,17 +569,24 @@ impl Hub {
         let loading = self.loader.run(move || {
             let _turn = turn;
             hub.events.status(loaded.id(), "loading");
-            loaded.load()?;
+            let failed = |error: String| hub.load_failed(&loaded, error);
+            loaded.load().map_err(failed)?;
             lock(&loaded.state).bytes = bytes;
             hub.events.status(loaded.id(), "loaded");
-            loaded
-                .using(|| hub.next_use())
-                .ok_or_else(|| "it was given up".to_owned())
+            let app = loaded.using(|| hub.next_use());
+            app.ok_or_else(|| failed("it was given up".to_owned()))
         });
-        let loaded = loading.await;
-        loaded
-            .unwrap_or_else(|| Err("the thread that loads models has failed".to_owned()))
-            .map_err(failed)
+        let lost = || failed("the thread that loads models has failed".to_owned());
+        loading.await.unwrap_or_else(|| Err(lost()))
+    }
+
+    /// Records why a model was not loaded, and returns the error for the request.
+    fn load_failed(&self, entry: &Entry, error: String) -> ApiError {
+        let told = json!({"status": "unloaded", "error": error});
+        self.events.send(entry.id(), "model_status", Some(told));
+        let failure = ApiError::new(500, format!("{} cannot be loaded: {error}", entry.id()));
+        lock(&entry.state).failure = Some(error);
+        failure
     }
 
     /// Waits until `needed` bytes are free for one more model. Unloads the least recently used

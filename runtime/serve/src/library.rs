@@ -1,6 +1,7 @@
 //! Models that a server downloads and deletes while it runs.
 
 use crate::app::lock;
+use crate::error::{ApiError, Result};
 use crate::hub::ServedModel;
 use samite_core::CancelToken;
 use serde_json::{Map, Value, json};
@@ -9,7 +10,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use tokio::sync::watch;
 
-/// Where a server finds further models, such as a cache of downloads.
+/// Source of further models, such as a download cache.
 pub trait Library: Send + Sync + 'static {
     /// Returns the models that are present.
     ///
@@ -46,6 +47,8 @@ pub trait Library: Send + Sync + 'static {
 pub struct FileProgress {
     /// Name of the file.
     pub file: String,
+    /// SHA-256 of its content in hexadecimal, if it is known.
+    pub sha256: Option<String>,
     /// Bytes that are present.
     pub done: u64,
     /// Bytes of the whole file.
@@ -106,17 +109,19 @@ impl Downloads {
     /// Begins a download. Returns where to report its state, and its cancel token.
     ///
     /// # Errors
-    /// Returns the reason why it cannot begin.
-    pub fn begin(&self, name: &str) -> Result<(watch::Sender<DownloadState>, CancelToken), String> {
+    /// Returns an error if this download is running, or if too many others are.
+    pub fn begin(&self, name: &str) -> Result<(watch::Sender<DownloadState>, CancelToken)> {
         let mut running = lock(&self.0);
         if running.contains_key(name) {
-            return Err(format!("{name} is being downloaded already"));
+            let message = format!("{name} is being downloaded already");
+            return Err(ApiError::field("model", message));
         }
         if running.len() >= Self::MAX_DOWNLOADS {
-            return Err(format!(
-                "{} models are being downloaded: wait for one of them",
+            let message = format!(
+                "{} models are being downloaded: try again later",
                 running.len()
-            ));
+            );
+            return Err(ApiError::new(503, message));
         }
         let (sender, state) = watch::channel(DownloadState::default());
         let cancel = CancelToken::new();
@@ -148,6 +153,11 @@ impl Downloads {
         for download in lock(&self.0).values() {
             download.cancel.cancel();
         }
+    }
+
+    /// Returns the state of a download.
+    pub fn state(&self, name: &str) -> Option<watch::Receiver<DownloadState>> {
+        Some(lock(&self.0).get(name)?.state.clone())
     }
 
     /// Returns the names of all downloads and their progress.

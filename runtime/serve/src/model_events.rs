@@ -16,7 +16,7 @@ impl Default for ModelEvents {
 }
 
 impl ModelEvents {
-    /// Maximum number of events that a slow client may lag behind. It misses earlier ones.
+    /// Maximum number of events that a slow client may lag behind; older ones are dropped.
     const MAX_PENDING: usize = 256;
 
     /// Sends an event about a model.
@@ -26,7 +26,7 @@ impl ModelEvents {
             told["data"] = data;
         }
         if let Some(sender) = &*lock(&self.0) {
-            // Fails if nobody listens.
+            // Fails without subscribers.
             let _ = sender.send(told.to_string().into());
         }
     }

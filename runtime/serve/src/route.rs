@@ -150,7 +150,10 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
                 };
                 let is_get = [Method::GET, Method::HEAD].contains(&parts.method);
                 match (methods.get, methods.post, methods.delete) {
-                    (Some(get), ..) if is_get => asked.get(get),
+                    (Some(get), ..) if is_get => match asked.reload(get).await {
+                        Ok(()) => asked.get(get),
+                        Err(error) => Err(error),
+                    },
                     (.., Some(Delete::Stream)) if parts.method == Method::DELETE => {
                         asked.stop_stream()
                     }
@@ -457,8 +460,7 @@ impl CheckedRequest {
 
     async fn delete_ollama_model(&self, body: &Value) -> Result<Response> {
         let name = Fields::new(body)?.text(&["model", "name"])?;
-        self.delete_model(ollama::plain_name(name.unwrap_or_default()))
-            .await?;
+        self.delete_model(name.unwrap_or_default()).await?;
         Ok(StatusCode::OK.into_response())
     }
 
@@ -494,12 +496,30 @@ impl CheckedRequest {
         self.hub.look(query_value(&self.query, "model").as_deref())
     }
 
+    /// Lists the library's models anew if the query asks for that.
+    async fn reload(&self, get: Get) -> Result<()> {
+        let is_asked = || {
+            let reload = query_value(&self.query, "reload");
+            matches!(reload.as_deref(), Some("1" | "true"))
+        };
+        let is_foreign = access::is_foreign(&self.hub.options, &self.headers);
+        if get != Get::Models || is_foreign || !self.caller.is_admin || !is_asked() {
+            return Ok(());
+        }
+        let hub = Arc::clone(&self.hub);
+        let refreshed = tokio::task::spawn_blocking(move || hub.refresh()).await;
+        let refreshed = refreshed.unwrap_or_else(|error| Err(error.to_string()));
+        refreshed.map_err(|error| ApiError::new(500, error))?;
+        self.hub.events.send("*", "models_reload", None);
+        Ok(())
+    }
+
     fn get(&self, get: Get) -> Result<Response> {
         let hub = &self.hub;
         let value = match get {
             Get::Health => json!({"status": "ok"}),
             Get::Ready => return ready(hub),
-            Get::OpenApi => openapi::description(&hub.options)?,
+            Get::OpenApi => return openapi::response(hub),
             Get::Metrics => {
                 self.check_admin("reading metrics")?;
                 return told_metrics(&*self.look()?);
@@ -514,10 +534,6 @@ impl CheckedRequest {
                 return Ok(stream::model_events(events, hub.options.ping_seconds));
             }
             Get::Models => {
-                if query_value(&self.query, "reload").is_some() && self.caller.is_admin {
-                    hub.refresh().map_err(|error| ApiError::new(500, error))?;
-                    hub.events.send("*", "models_reload", None);
-                }
                 let prefix = ["/v1/models/", "/models/"];
                 match prefix
                     .iter()
@@ -624,7 +640,7 @@ impl CheckedRequest {
                     .get("model")
                     .and_then(Value::as_str)
                     .unwrap_or_default();
-                if !hub.downloads.cancel(name) {
+                if !hub.cancel_download(name) {
                     hub.unload(&*self.named(&body, false)?).await?;
                 }
                 return Ok(json_response(200, &json!({"success": true})));
@@ -637,7 +653,7 @@ impl CheckedRequest {
         match post {
             Post::Download => {
                 self.check_admin("downloading a model")?;
-                hub.download(Fields::new(&body)?.required_text("model")?)?;
+                hub.download(Fields::new(&body)?.required_text("model")?, false)?;
                 return Ok(json_response(200, &json!({"success": true})));
             }
             Post::OllamaPull => {

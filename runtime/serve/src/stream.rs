@@ -350,7 +350,12 @@ fn event_stream(receiver: mpsc::Receiver<Bytes>, is_lines: bool) -> Response {
 
 /// Returns a JSON response.
 pub fn json_response(status: u16, value: &Value) -> Response {
-    let mut response = Body::from(value.to_string()).into_response();
+    json_text(status, value.to_string().into())
+}
+
+/// Returns a response with this JSON.
+pub fn json_text(status: u16, text: Bytes) -> Response {
+    let mut response = Body::from(text).into_response();
     *response.status_mut() = axum::http::StatusCode::from_u16(status).unwrap_or_default();
     let kind = HeaderValue::from_static("application/json; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);

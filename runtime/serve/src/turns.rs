@@ -87,7 +87,7 @@ impl Turns {
 }
 
 fn gone<E>(_: E) -> ApiError {
-    ApiError::new(503, "the server is about to end")
+    ApiError::ending()
 }
 
 impl TurnQueue {

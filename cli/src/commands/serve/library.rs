@@ -44,12 +44,6 @@ impl CachedModels {
     }
 }
 
-/// Returns whether a file is a model of its own.
-fn is_model(file: &str) -> bool {
-    let name = file.rsplit('/').next().unwrap_or(file).to_ascii_lowercase();
-    !name.contains("mmproj") && !name.contains("imatrix")
-}
-
 fn parsed(name: &str) -> Result<Reference, String> {
     name.parse()
         .map_err(|error: samite::hub::Error| error.to_string())
@@ -58,7 +52,7 @@ fn parsed(name: &str) -> Result<Reference, String> {
 impl Library for CachedModels {
     fn models(&self) -> Result<Vec<ServedModel>, String> {
         let models = self.cache.models().map_err(|error| error.to_string())?;
-        let models = models.into_iter().filter(|model| is_model(&model.file));
+        let models = models.into_iter().filter(Cached::is_model);
         let served = models.map(|model| {
             let Cached {
                 repository,
@@ -100,6 +94,7 @@ impl Library for CachedModels {
                     if let DownloadProgress::Received(done) = now {
                         progress(FileProgress {
                             file: file.path.clone(),
+                            sha256: file.sha256.clone(),
                             done,
                             total: file.size,
                         });

@@ -320,7 +320,7 @@ fn argument(
         .any(|word| property.get(word).is_some());
     let is_text = match argument_kind(property) {
         ArgumentKind::Text => true,
-        ArgumentKind::Json | ArgumentKind::Texts => false,
+        ArgumentKind::Json | ArgumentKind::List | ArgumentKind::Texts => false,
         ArgumentKind::Unknown => !says_more,
     };
     if let Some(mark) = calls.is_text {

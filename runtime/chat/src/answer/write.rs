@@ -6,9 +6,8 @@ use crate::message::ToolCall;
 use serde_json::{Map, Value};
 
 impl Format {
-    /// Returns calls in the format of the model, with what the caller chose between the marks passed
-    /// through `guard`. In formats whose models' templates show calls, it returns them in Hermes'
-    /// format.
+    /// Returns calls in the format of the model, or in Hermes' format if the templates of such
+    /// models show calls. `guard` marks what the caller chose, which is between the format's marks.
     pub(crate) fn write_calls(&self, calls: &[ToolCall], guard: impl Fn(&str) -> String) -> String {
         let written = match &self.calls {
             // A list without an end.

@@ -424,7 +424,7 @@ impl Engine {
     /// Returns a sequence with the first `common` tokens of a cached text. The cached text stays
     /// unchanged if possible.
     fn go_on_from(&mut self, number: usize, common: usize, set: usize) -> Result<usize> {
-        self.kept.touch(number);
+        self.kept.touch(number, common);
         let Some((from, length)) = self.kept.get(number).map(|t| (t.sequence, t.tokens.len()))
         else {
             return self.sequence(None, set);

@@ -103,23 +103,16 @@ fn entry(app: &App) -> Map<String, Value> {
         .collect()
 }
 
-/// Removes the prefix by which Ollama's clients name models on a hub.
-pub fn plain_name(name: &str) -> &str {
-    let prefixes = ["hf.co/", "huggingface.co/"];
-    let stripped = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
-    stripped.unwrap_or(name)
-}
-
 /// Downloads a model. Streams the progress unless the request refuses a stream.
 pub async fn pull(hub: &Arc<Hub>, body: &Value) -> Result<Response> {
     let fields = Fields::new(body)?;
     let name = fields.text(&["model", "name"])?;
-    let name = plain_name(name.ok_or_else(|| ApiError::field("model", "is missing"))?);
+    let name = name.ok_or_else(|| ApiError::field("model", "is missing"))?;
     let is_stream = fields.boolean(&["stream"], true)?;
     if hub.find_named(name).is_ok() {
         return Ok(json_response(200, &json!({"status": "success"})));
     }
-    let mut state = hub.download(name)?;
+    let mut state = hub.download(name, true)?;
     if !is_stream {
         let ended = state.wait_for(|state| state.end.is_some()).await;
         let end = ended.ok().and_then(|state| state.end.clone());
@@ -141,12 +134,17 @@ pub async fn pull(hub: &Arc<Hub>, body: &Value) -> Result<Response> {
                 (Some(Ok(())), _) => json!({"status": "success"}),
                 (Some(Err(error)), _) => json!({"error": error}),
                 _ if is_lost => json!({"error": "the download was lost"}),
-                (None, Some(file)) => json!({
-                    "status": format!("pulling {}", file.file),
-                    "digest": file.file,
-                    "total": file.total,
-                    "completed": file.done,
-                }),
+                (None, Some(file)) => {
+                    let mut told = json!({
+                        "status": format!("pulling {}", file.file),
+                        "total": file.total,
+                        "completed": file.done,
+                    });
+                    if let Some(hash) = &file.sha256 {
+                        told["digest"] = format!("sha256:{hash}").into();
+                    }
+                    told
+                }
                 (None, None) => continue,
             };
         }
@@ -391,8 +389,7 @@ fn common(fields: &Fields<'_>, request: &mut Map<String, Value>) -> Result<()> {
                 "num_predict" => "n_predict",
                 "num_keep" => "n_keep",
                 other if OPTIONS.contains(&other) => other,
-                // Those of Ollama's runtime, such as `num_ctx`, and those that it does not know
-                // either: the server fixes its context and threads.
+                // Ignore runtime options such as `num_ctx` and unknown options, as Ollama does.
                 _ => continue,
             };
             // -2 means to fill the context, so there is no limit.

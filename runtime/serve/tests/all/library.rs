@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use std::io::Read;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 
 /// A shelf of names. `owner/large` is downloaded until it is cancelled; `owner/bad` fails.
 #[derive(Clone, Default)]
-struct Shelf(Arc<(Mutex<Vec<String>>, Condvar)>);
+struct Shelf(Arc<Mutex<Vec<String>>>);
 
 struct Stories(String);
 
@@ -47,7 +47,7 @@ fn model(name: &str) -> ServedModel {
 
 impl Library for Shelf {
     fn models(&self) -> Result<Vec<ServedModel>, String> {
-        let names = self.0.0.lock().unwrap();
+        let names = self.0.lock().unwrap();
         Ok(names.iter().map(|name| model(name)).collect())
     }
 
@@ -67,6 +67,7 @@ impl Library for Shelf {
         for done in [0, 500, 501, 1000] {
             progress(FileProgress {
                 file: "file.gguf".to_owned(),
+                sha256: Some("ab".repeat(32)),
                 done,
                 total: 1000,
             });
@@ -79,20 +80,22 @@ impl Library for Shelf {
             }
             _ => {}
         }
-        self.0.0.lock().unwrap().push(name.to_owned());
+        self.0.lock().unwrap().push(name.to_owned());
         Ok(model(name))
     }
 
     fn delete(&self, path: &Path) -> Result<(), String> {
         let name = path.to_str().unwrap();
-        self.0.0.lock().unwrap().retain(|known| known != name);
+        let mut names = self.0.lock().unwrap();
+        let at = names.iter().position(|known| known == name);
+        names.remove(at.ok_or("it is not there")?);
         Ok(())
     }
 }
 
 fn start(options: ServeOptions) -> (Server, Shelf) {
     let shelf = Shelf::default();
-    shelf.0.0.lock().unwrap().push("owner/old".to_owned());
+    shelf.0.lock().unwrap().push("owner/old".to_owned());
     let hub = Hub::new(
         served(options),
         vec![model("own")],
@@ -198,7 +201,7 @@ fn models_are_downloaded_used_and_deleted() {
         until(&mut events, "owner/new", "model_remove"),
         ["model_status unloaded", "model_remove"]
     );
-    assert_eq!(*shelf.0.0.lock().unwrap(), ["owner/old"]);
+    assert_eq!(*shelf.0.lock().unwrap(), ["owner/old"]);
     assert_eq!(server.post("/v1/chat/completions", &chat).0, 404);
     // A file of the server's own is not deleted.
     for (path, status) in [
@@ -252,6 +255,9 @@ fn ollama_pulls_and_deletes_models() {
         (200, &json!("pulling manifest"))
     );
     assert_eq!(lines.last().unwrap()["status"], "success", "{lines:?}");
+    // Requests call it by the name that was pulled.
+    let body = json!({"model": "hf.co/owner/new", "stream": false, "options": {"num_predict": 1}});
+    assert_eq!(server.post("/api/generate", &body).0, 200);
     let (_, lines) = pull("owner/bad");
     assert_eq!(
         lines.last().unwrap()["error"],
@@ -275,7 +281,7 @@ fn ollama_pulls_and_deletes_models() {
             "{name}"
         );
     }
-    assert_eq!(*shelf.0.0.lock().unwrap(), ["owner/old"]);
+    assert_eq!(*shelf.0.lock().unwrap(), ["owner/old"]);
 }
 
 #[test]
@@ -297,7 +303,7 @@ fn only_administrators_change_the_library() {
         let (status, _, text) = server.ask(method, path, "X-Api-Key: user\r\n", &body);
         assert_eq!(status, 403, "{method} {path}: {text}");
     }
-    assert_eq!(*shelf.0.0.lock().unwrap(), ["owner/old"]);
+    assert_eq!(*shelf.0.lock().unwrap(), ["owner/old"]);
     let (status, ..) = server.ask("POST", "/models", "X-Api-Key: admin\r\n", &body);
     assert_eq!(status, 200);
 }
@@ -305,7 +311,7 @@ fn only_administrators_change_the_library() {
 #[test]
 fn a_reload_lists_the_library_anew() {
     let (server, shelf) = start(ServeOptions::default());
-    *shelf.0.0.lock().unwrap() = vec!["owner/other".to_owned()];
+    *shelf.0.lock().unwrap() = vec!["owner/other".to_owned()];
     assert_eq!(listed(&server)[1].0, "owner/old");
     server.get("/models?reload=1");
     assert_eq!(listed(&server)[1].0, "owner/other");

@@ -186,7 +186,7 @@ fn whole_value(text: &str, kind: ArgumentKind, calls: &TaggedCalls) -> String {
         if serde_json::from_str::<serde::de::IgnoredAny>(python).is_ok() {
             return python.to_owned();
         }
-        if let Some(value) = python_value(trimmed).or_else(|| nested(trimmed, kind, calls, 0)) {
+        if let Some(value) = python_value(trimmed).or_else(|| nested(trimmed, kind, calls)) {
             return value.to_string();
         }
     }
@@ -199,66 +199,98 @@ fn python_value(text: &str) -> Option<Value> {
         return None;
     }
     let mut json = "{".to_owned();
-    // The value is the only argument of a call.
-    let call = format!("value={text})");
+    // The value is the only item of a list, which is the only argument of a call.
+    let call = format!("list=[{text}])");
     let (length, progress) = Literals::new(Style::Python).turn(&call, true, &mut json);
     let is_whole = progress == ConversionProgress::End && length == call.len();
-    let mut arguments: Value = serde_json::from_str(&json).ok().filter(|_| is_whole)?;
-    Some(arguments["value"].take())
+    let arguments: Value = serde_json::from_str(&json).ok().filter(|_| is_whole)?;
+    match arguments["list"].as_array()?.as_slice() {
+        [value] => Some(value.clone()),
+        _ => None,
+    }
 }
 
 /// Parses a value whose parts stand between named marks: a list of `item`, or an object.
-fn nested(text: &str, kind: ArgumentKind, calls: &TaggedCalls, depth: usize) -> Option<Value> {
+fn nested(text: &str, kind: ArgumentKind, calls: &TaggedCalls) -> Option<Value> {
+    if !calls.value_close.contains("{}") {
+        return None;
+    }
+    if text.is_empty() {
+        let is_list = matches!(kind, ArgumentKind::Texts | ArgumentKind::List);
+        return is_list.then(|| Value::Array(Vec::new()));
+    }
+    let mut parts = NestedParts {
+        calls,
+        rest: text,
+        has_texts: kind == ArgumentKind::Texts,
+    };
+    let value = parts.members(0)?;
+    parts.rest.is_empty().then_some(value)
+}
+
+/// Parser of values between named marks, which reads a text once.
+struct NestedParts<'t> {
+    calls: &'t TaggedCalls,
+    rest: &'t str,
+    /// True if the parts are texts, even those that read like JSON.
+    has_texts: bool,
+}
+
+impl<'t> NestedParts<'t> {
     const MAX_DEPTH: usize = 64;
-    if !calls.value_close.contains("{}") || depth == MAX_DEPTH {
-        return None;
+    const MAX_NAME: usize = 256;
+
+    /// Consumes the opening mark of a part, and returns its name.
+    fn open(&mut self) -> Option<&'t str> {
+        let after = self.rest.strip_prefix(self.calls.key_open)?;
+        let head = &after[..after.floor_char_boundary(Self::MAX_NAME)];
+        let (name, _) = head.split_once(self.calls.key_end)?;
+        let is_name = !name.is_empty() && !name.starts_with('/');
+        self.rest = &after[name.len() + self.calls.key_end.len()..];
+        is_name.then_some(name)
     }
-    let mut members = Vec::new();
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (name, after) = rest
-            .strip_prefix(calls.key_open)?
-            .split_once(calls.key_end)?;
-        let open = format!("{}{name}{}", calls.key_open, calls.key_end);
-        let close = calls.value_close.replace("{}", name);
-        // Parts of the same name may be nested.
-        let (mut end, mut level) = (0, 1);
-        while level > 0 {
-            let next_close = end + after[end..].find(&close)?;
-            match after[end..next_close].find(&open) {
-                Some(at) => {
-                    end += at + open.len();
-                    level += 1;
-                }
-                None => {
-                    end = next_close + close.len();
-                    level -= 1;
-                }
-            }
+
+    /// Parses parts up to a mark that opens none, or to the end.
+    fn members(&mut self, depth: usize) -> Option<Value> {
+        if depth == Self::MAX_DEPTH {
+            return None;
         }
-        let inner = after[..end - close.len()].trim();
-        let value = if kind == ArgumentKind::Texts {
-            None
-        } else {
-            let json = serde_json::from_str(inner).ok();
-            json.or_else(|| nested(inner, ArgumentKind::Unknown, calls, depth + 1))
-        };
-        members.push((name, value.unwrap_or_else(|| Value::from(inner))));
-        rest = after[end..].trim_start();
-    }
-    if members.is_empty() && kind == ArgumentKind::Unknown {
-        return None;
-    }
-    // Nothing is an empty list.
-    let is_list = members.iter().all(|(name, _)| *name == "item");
-    Some(if is_list {
-        members.into_iter().map(|(_, value)| value).collect()
-    } else {
+        let mut members = Vec::new();
+        loop {
+            self.rest = self.rest.trim_start();
+            let before = self.rest;
+            let Some(name) = self.open() else {
+                self.rest = before;
+                break;
+            };
+            let close = self.calls.value_close.replace("{}", name);
+            let begin = self.rest;
+            self.rest = begin.trim_start();
+            let has_parts = self.rest.starts_with(self.calls.key_open) && self.open().is_some();
+            let value = if has_parts {
+                self.rest = begin;
+                let value = self.members(depth + 1)?;
+                self.rest = self.rest.strip_prefix(close.as_str())?;
+                value
+            } else {
+                let end = begin.find(&close)?;
+                let inner = begin[..end].trim();
+                self.rest = &begin[end + close.len()..];
+                let json = serde_json::from_str(inner).ok().filter(|_| !self.has_texts);
+                json.unwrap_or_else(|| Value::from(inner))
+            };
+            members.push((name, value));
+        }
+        if members.is_empty() {
+            return None;
+        }
+        let is_list = members.iter().all(|(name, _)| *name == "item");
         let members = members.into_iter();
-        Value::Object(
-            members
-                .map(|(name, value)| (name.to_owned(), value))
-                .collect(),
-        )
-    })
+        Some(if is_list {
+            members.map(|(_, value)| value).collect()
+        } else {
+            let members = members.map(|(name, value)| (name.to_owned(), value));
+            Value::Object(members.collect())
+        })
+    }
 }
