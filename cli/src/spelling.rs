@@ -366,11 +366,15 @@ mod tests {
         }
         assert_eq!(
             translated("./llama-quantize a.gguf b.gguf Q8_0"),
-            "./llama-quantize quantize a.gguf b.gguf Q8_0"
+            "./llama-quantize quantize --fill-output a.gguf b.gguf Q8_0"
         );
-        let probe = "llama-server probe-plugin libggml-vulkan.so";
-        assert_eq!(translated(probe), probe);
-        let other = "my-llama-server devices";
-        assert_eq!(translated(other), other);
+        for unchanged in [
+            "llama-server probe-plugin libggml-vulkan.so",
+            "my-llama-server devices",
+            "llama-server.old devices",
+            "llama-server serve",
+        ] {
+            assert_eq!(translated(unchanged), unchanged);
+        }
     }
 }
