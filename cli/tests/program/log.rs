@@ -73,3 +73,36 @@ fn repeated_warnings_are_printed_once() {
     assert_eq!(lines, 1, "{}", twice.stderr);
     twice.ok();
 }
+
+#[test]
+#[cfg(feature = "serve")]
+fn an_answer_whose_client_leaves_is_logged() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::TcpStream;
+    use std::process::Stdio;
+
+    let flags = "serve --port 0 -t 1 --log info --context-shift";
+    let mut command = command(flags.split(' '));
+    let mut server = command.stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(server.stderr.take().unwrap()).lines();
+    let mut lines = lines.map_while(Result::ok);
+    let address = lines.find_map(|line| {
+        let (_, address) = line.split_once(" served at http://")?;
+        Some(address.trim_end_matches('/').to_owned())
+    });
+    let mut client = TcpStream::connect(address.unwrap()).unwrap();
+    let body = r#"{"prompt": "Once", "stream": true, "ignore_eos": true}"#;
+    let head = "POST /completion HTTP/1.1\r\nHost: localhost";
+    write!(
+        client,
+        "{head}\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    client.read_exact(&mut [0; 300]).unwrap();
+    drop(client);
+    let is_logged = lines.any(|line| line.contains("slot 0: cancelled after "));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(is_logged);
+}

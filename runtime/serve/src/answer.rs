@@ -311,6 +311,12 @@ impl Choice {
         );
     }
 
+    /// Logs that the client left before the end.
+    pub fn log_cancelled(&self) {
+        let (slot, count) = (self.slot, self.tokens.len());
+        tracing::info!("slot {slot}: cancelled after {count} tokens");
+    }
+
     /// Returns the stop type in llama-server's terms.
     pub fn stop_type(&self) -> &'static str {
         match self.reason {

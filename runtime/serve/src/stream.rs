@@ -146,11 +146,18 @@ impl Running {
     pub async fn all(mut self) -> Result<Vec<Choice>> {
         while let Some((at, event)) = self.next().await {
             self.choices[at].take(event);
-            if let Some(error) = self.choices[at].error.take() {
+            if let Some(error) = self.choices[at].error.clone() {
                 return Err(error);
             }
         }
-        Ok(self.choices)
+        Ok(std::mem::take(&mut self.choices))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let choices = self.choices.iter().filter(|choice| !choice.is_over());
+        choices.for_each(Choice::log_cancelled);
     }
 }
 
