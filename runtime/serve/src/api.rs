@@ -2,6 +2,7 @@
 
 pub mod anthropic;
 pub mod embeddings;
+pub mod fleet;
 pub mod metrics;
 pub mod models;
 pub mod native;

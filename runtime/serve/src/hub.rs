@@ -491,11 +491,12 @@ impl Hub {
     fn missing(&self, name: &str) -> ApiError {
         let entries = self.entries();
         let names: Vec<&str> = entries.iter().map(|entry| entry.id()).collect();
-        let message = format!(
-            "\"model\": there is no \"{}\"; there are {}",
-            name.chars().take(200).collect::<String>(),
-            names.join(", ")
-        );
+        let name: String = name.chars().take(200).collect();
+        let others = match names.as_slice() {
+            [] => "no model is downloaded yet".to_owned(),
+            names => format!("there are {}", names.join(", ")),
+        };
+        let message = format!("\"model\": there is no \"{name}\"; {others}");
         let mut error = ApiError::new(404, message);
         error.more.insert("param".to_owned(), "model".into());
         error

@@ -3,8 +3,8 @@
 use crate::access::{self, Caller};
 use crate::account::RequestAccount;
 use crate::api::{
-    anthropic, embeddings, metrics, models, native, ollama, openai_chat, openai_completions, props,
-    responses, slots, tokens,
+    anthropic, embeddings, fleet, metrics, models, native, ollama, openai_chat, openai_completions,
+    props, responses, slots, tokens,
 };
 use crate::app::App;
 use crate::body::LARGE;
@@ -560,6 +560,9 @@ impl CheckedRequest {
             Get::Adapters => props::adapters(&*self.look()?),
             Get::Stream => return self.resume_stream(),
             Get::TokenizerInfo => tokens::info(&*self.look()?),
+            Get::ModelInfo => fleet::model_info(&*self.look()?),
+            Get::ServerInfo => fleet::server_info(&*self.look()?),
+            Get::Load => fleet::load(&*self.look()?),
             Get::OllamaVersion => ollama::version(),
             Get::OllamaTags => ollama::tags(hub),
             Get::OllamaPs => ollama::ps(hub),
@@ -737,6 +740,9 @@ impl CheckedRequest {
             Post::ApplyTemplate => simple(context, body, tokens::apply_template).await,
             Post::CountChat => simple(context, body, tokens::count).await,
             Post::CountResponse => simple(context, body, responses::count).await,
+            Post::RenderChat => simple(context, body, fleet::render_chat).await,
+            Post::RenderCompletion => simple(context, body, fleet::render_completion).await,
+            Post::RenderResponse => simple(context, body, fleet::render_response).await,
             Post::CountMessage => simple(context, body, anthropic::count).await,
             Post::Native => native_completion(context, body, native::job).await,
             Post::Infill => native_completion(context, body, native::infill).await,

@@ -98,6 +98,8 @@ fn loaded(hub: &Hub, entry: &Entry, app: &App) -> Value {
         "object": "model",
         "created": hub.started,
         "owned_by": "samite",
+        "root": app.model_id(),
+        "max_model_len": app.handle.as_ref().map(|handle| handle.limits().context),
         "status": {"value": if is_sleeping { "sleeping" } else { "loaded" }},
         "meta": {
             "vocab_type": vocab_type,

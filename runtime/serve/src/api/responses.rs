@@ -5,7 +5,7 @@ mod tools;
 
 use crate::answer::{Choice, TokenInfo, Update};
 use crate::api::{native, tokens};
-use crate::chat;
+use crate::chat::{self, Conversation};
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, json_len};
@@ -229,6 +229,16 @@ pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
     let mut counted = counted.map_err(|error| translated.placed(error))?;
     counted["object"] = "response.input_tokens".into();
     Ok(counted)
+}
+
+/// Returns the tokens of a response's conversation.
+pub fn tokens(context: &RequestContext, body: &Value) -> Result<Vec<u32>> {
+    let translated = translated(context, body)?;
+    let read = || {
+        let conversation = Conversation::read(context, &Fields::new(&translated.request)?)?;
+        Ok(conversation.tokens(context)?.1)
+    };
+    read().map_err(|error| translated.placed(error))
 }
 
 /// The output item that is being sent.

@@ -1130,3 +1130,55 @@ fn null_and_missing_members_of_messages_and_tools_have_defaults() {
         "{answer}"
     );
 }
+
+#[test]
+fn routers_get_tokens_and_sizes() {
+    let server = Server::simple();
+    let body = json!({
+        "messages": [{"role": "user", "content": "Once"}],
+        "prompt": ["Once", [5, 6, 7]],
+        "input": "Once",
+    });
+    let render = |path: &str| {
+        let (status, answer) = server.post(path, &body);
+        assert_eq!(status, 200, "{answer}");
+        answer
+    };
+    let chat = render("/v1/chat/completions/render");
+    let (_, applied) = server.post("/apply-template", &body);
+    let content = json!({"content": applied["prompt"], "add_special": true});
+    let (_, tokens) = server.post("/tokenize", &content);
+    assert_eq!(chat["token_ids"], tokens["tokens"], "{chat}");
+    assert_eq!(
+        render("/v1/responses/render")["token_ids"],
+        tokens["tokens"]
+    );
+    let counts = server.post("/v1/chat/completions/input_tokens", &body).1;
+    assert_eq!(
+        counts["input_tokens"],
+        tokens["tokens"].as_array().unwrap().len()
+    );
+    let prompts = render("/v1/completions/render");
+    assert_eq!(prompts[1]["token_ids"], json!([5, 6, 7]), "{prompts}");
+    assert_eq!(prompts.as_array().unwrap().len(), 2, "{prompts}");
+
+    let (_, list) = server.get("/v1/models");
+    let model = &list["data"][0];
+    let (_, info) = server.get("/get_model_info");
+    assert_eq!(
+        (&info["model_path"], &info["is_generation"]),
+        (&model["id"], &json!(true))
+    );
+    let (_, about) = server.get("/get_server_info");
+    assert_eq!(server.get("/server_info").1, about);
+    assert_eq!(about["served_model_name"], model["root"]);
+    assert_eq!(about["context_length"], model["max_model_len"]);
+    assert!(about["max_total_num_tokens"].as_u64() >= about["context_length"].as_u64());
+    assert_eq!(server.get("/health_generate").0, 200);
+    assert_eq!(server.get("/load").1, json!({"server_load": 0}));
+    let endless = json!({"prompt": "Once", "stream": true, "ignore_eos": true});
+    let mut stream = server.send("POST", "/completion", "", &endless.to_string());
+    stream.read_exact(&mut [0; 100]).unwrap();
+    let (_, load) = server.get("/load");
+    assert!(load["server_load"].as_u64() <= Some(1), "{load}");
+}
