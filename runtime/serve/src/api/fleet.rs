@@ -1,4 +1,4 @@
-//! What routers of fleets ask a server for, in the formats of vLLM and SGLang.
+//! Answers to the questions of routers, in the formats of vLLM and SGLang.
 
 use crate::api::{native, responses};
 use crate::app::App;
