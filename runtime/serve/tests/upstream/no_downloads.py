@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 import threading
 
@@ -54,7 +55,7 @@ for repository, name in CACHED.items():
     place = pathlib.Path(folder.name, "models--" + repository.replace("/", "--"))
     file = place / "snapshots" / COMMIT / name
     file.parent.mkdir(parents=True)
-    file.symlink_to(FILE)
+    shutil.copy(FILE, file)
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text(COMMIT)
 hub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
