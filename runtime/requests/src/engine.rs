@@ -636,8 +636,7 @@ impl Engine {
         let freed = self.kept.add(sequence, tokens, running.key, slot, can_cut);
         freed.into_iter().for_each(|sequence| self.free(sequence));
         while self.kept.len() > self.options.kept {
-            // The new text, which is the last one, stays.
-            self.evict_cheapest(Some(self.kept.len() - 1));
+            self.evict_cheapest(None);
         }
     }
 
@@ -669,7 +668,7 @@ impl Engine {
         self.free_evicted(sequence)
     }
 
-    /// Evicts the prefix that costs least, for its sequence.
+    /// Evicts the prefix that is needed least, for its sequence.
     fn evict_cheapest(&mut self, spared: Option<usize>) -> bool {
         let sequence = self.kept.evict_cheapest(spared);
         self.free_evicted(sequence)

@@ -1,10 +1,9 @@
 //! The prefix cache: texts that earlier requests left in the context, and the search for usable
 //! prefixes of a prompt.
 //!
-//! If there are too many texts, the cache evicts the one that is cheapest to compute again, with
-//! aging: GreedyDual (Young, 1994). A text costs the tokens after the longest other cached text
-//! that is a prefix of it. So a short request between two turns does not evict a long conversation.
-//! If cells are needed, whose number is proportional to the tokens, the cache evicts the least
+//! If there are too many texts, the cache first evicts those that a later request has continued.
+//! Then it evicts the shortest one, with aging: GreedyDual (Young, 1994). So short requests between
+//! two turns do not evict a long conversation. If cells are needed, the cache evicts the least
 //! recently used text.
 
 use crate::event::{CacheMiss, MissCause};
@@ -25,25 +24,16 @@ pub(crate) struct CachedPrefix {
     pub slot: usize,
     /// Time of the last use, as a count.
     pub used: u64,
-    /// Length of the longest other cached text that is a prefix of this one.
-    base: usize,
     /// [`PrefixCache::level`] at the last use.
     credit: usize,
-    /// Number of requests that continued it, almost from its end.
-    continued: usize,
+    /// True if a later request has continued it.
+    is_continued: bool,
 }
 
 impl CachedPrefix {
-    /// Returns the number of tokens to compute if the text is evicted and needed again, weighted by
-    /// how likely that is.
-    fn cost(&self) -> usize {
-        let tokens = self.tokens.len().saturating_sub(self.base);
-        match self.continued {
-            // A conversation that went on from here rarely comes back. A text that was continued
-            // twice is a common beginning.
-            1 => tokens / 8,
-            _ => tokens,
-        }
+    /// Returns the tokens to compute if the text is evicted and needed again, with its age.
+    fn value(&self) -> usize {
+        self.credit.saturating_add(self.tokens.len())
     }
 }
 
@@ -54,7 +44,7 @@ pub(crate) struct PrefixCache {
     /// Recently evicted texts, to report evictions.
     evicted: VecDeque<(Key, Vec<u32>)>,
     clock: u64,
-    /// Cost of evicted texts, which ages those that stay.
+    /// Value of evicted texts, which ages those that stay.
     level: usize,
 }
 
@@ -134,12 +124,6 @@ impl PrefixCache {
                 && tokens.starts_with(&text.tokens)
                 && (can_cut || tokens.len() == text.tokens.len())
         });
-        let base = self.base_of(key, &tokens);
-        for text in self.texts.iter_mut().filter(|text| text.key == key) {
-            if text.tokens.len() > tokens.len() && text.tokens.starts_with(&tokens) {
-                text.base = text.base.max(tokens.len());
-            }
-        }
         self.clock += 1;
         self.texts.push(CachedPrefix {
             sequence,
@@ -147,46 +131,32 @@ impl PrefixCache {
             key,
             slot,
             used: self.clock,
-            base,
             credit: self.level,
-            continued: 0,
+            is_continued: false,
         });
         freed
     }
 
-    /// Returns the length of the longest cached text that is a proper prefix of `tokens`.
-    fn base_of(&self, key: Key, tokens: &[u32]) -> usize {
-        let others = self.texts.iter().filter(|text| text.key == key);
-        let prefixes = others
-            .filter(|text| text.tokens.len() < tokens.len() && tokens.starts_with(&text.tokens));
-        prefixes.map(|text| text.tokens.len()).max().unwrap_or(0)
+    /// Records that a request continues texts: all those that have almost everything in common with
+    /// its tokens.
+    pub fn note_request(&mut self, key: Key, tokens: &[u32]) {
+        for text in self.texts.iter_mut().filter(|text| text.key == key) {
+            text.is_continued |= common(&text.tokens, tokens) >= text.tokens.len() / 8 * 7;
+        }
     }
 
-    /// Records that a request continues the first `common` tokens of a text.
-    pub fn touch(&mut self, number: usize, common: usize) {
+    /// Records the use of a text.
+    pub fn touch(&mut self, number: usize) {
         self.clock += 1;
         if let Some(text) = self.texts.get_mut(number) {
             text.used = self.clock;
             text.credit = self.level;
-            // A text with only its beginning in common is another conversation.
-            let is_end = common >= text.tokens.len() / 8 * 7;
-            text.continued += usize::from(is_end);
         }
     }
 
     /// Removes a text.
     pub fn take(&mut self, number: usize) -> Option<CachedPrefix> {
-        if number >= self.texts.len() {
-            return None;
-        }
-        let gone = self.texts.swap_remove(number);
-        for at in 0..self.texts.len() {
-            let text = &self.texts[at];
-            if text.key == gone.key && text.base == gone.tokens.len() {
-                self.texts[at].base = self.base_of(gone.key, &self.texts[at].tokens);
-            }
-        }
-        Some(gone)
+        (number < self.texts.len()).then(|| self.texts.swap_remove(number))
     }
 
     /// Removes the least recently used text, and returns its sequence.
@@ -196,14 +166,38 @@ impl PrefixCache {
         self.evict(number)
     }
 
-    /// Removes the text that costs least, except `spared`, and returns its sequence.
+    /// Removes the text that is needed least, except `spared`, and returns its sequence.
     pub fn evict_cheapest(&mut self, spared: Option<usize>) -> Option<usize> {
+        let number = self.cheapest(spared)?;
+        let text = &self.texts[number];
+        if !text.is_continued {
+            self.level = self.level.max(text.value());
+        }
+        self.evict(number)
+    }
+
+    fn cheapest(&self, spared: Option<usize>) -> Option<usize> {
         let texts = self.texts.iter().enumerate();
         let others = texts.filter(|(number, _)| Some(*number) != spared);
-        let value = |text: &CachedPrefix| text.credit.saturating_add(text.cost());
-        let (number, text) = others.min_by_key(|(_, text)| (value(text), text.used))?;
-        self.level = self.level.max(value(text));
-        self.evict(number)
+        // Continued texts come first, the least recently used one before others.
+        let rank = |text: &CachedPrefix| match text.is_continued {
+            true => (0, text.used),
+            false => (text.value(), text.used),
+        };
+        let (number, _) = others.min_by_key(|(_, text)| rank(text))?;
+        Some(number)
+    }
+
+    /// Returns whether a text of `length` tokens is worth the cheapest one's place. If not, it ages
+    /// the texts as if it had been evicted.
+    pub fn is_worth_a_place(&mut self, length: usize) -> bool {
+        let value = self.level.saturating_add(length);
+        let cheapest = self.cheapest(None).map(|number| &self.texts[number]);
+        let is_worth = cheapest.is_none_or(|text| text.is_continued || text.value() <= value);
+        if !is_worth {
+            self.level = value;
+        }
+        is_worth
     }
 
     fn evict(&mut self, number: usize) -> Option<usize> {
@@ -288,10 +282,9 @@ impl PrefixCache {
 mod tests {
     use super::*;
 
-    /// Adds a text of `length` tokens, whose first `shared` ones are those of other texts.
-    fn add(cache: &mut PrefixCache, sequence: usize, shared: u32, length: u32, own: u32) {
-        let tokens = (0..length).map(|at| if at < shared { at } else { own });
-        cache.add(sequence, tokens.collect(), (0, 0), sequence, false);
+    /// Adds a text of `length` equal tokens.
+    fn add(cache: &mut PrefixCache, sequence: usize, length: usize, token: u32) {
+        cache.add(sequence, vec![token; length], (0, 0), sequence, false);
     }
 
     fn left(cache: &PrefixCache) -> Vec<usize> {
@@ -301,21 +294,21 @@ mod tests {
     }
 
     #[test]
-    fn the_cheapest_text_is_evicted_and_costs_age() {
+    fn the_shortest_text_is_evicted_and_others_age() {
         let mut cache = PrefixCache::default();
-        add(&mut cache, 0, 0, 1000, 7000);
-        add(&mut cache, 1, 0, 20, 7001);
-        add(&mut cache, 2, 0, 30, 7002);
+        add(&mut cache, 0, 1000, 0);
+        add(&mut cache, 1, 20, 1);
+        add(&mut cache, 2, 30, 2);
         assert_eq!(cache.evict_cheapest(None), Some(1));
         assert_eq!(
             cache.evict_cheapest(Some(1)),
             Some(0),
             "the other one is spared"
         );
-        add(&mut cache, 3, 0, 1000, 7003);
+        add(&mut cache, 3, 1000, 3);
         // Short texts outlive a long one that is not used any more.
         for sequence in 4..150 {
-            add(&mut cache, sequence, 0, 30, 8000 + sequence as u32);
+            add(&mut cache, sequence, 30, 8000 + sequence as u32);
             if cache.evict_cheapest(None) == Some(3) {
                 assert!(sequence > 30, "{sequence}");
                 return;
@@ -325,49 +318,36 @@ mod tests {
     }
 
     #[test]
-    fn a_text_costs_what_its_prefixes_do_not_have() {
+    fn continued_texts_are_evicted_first() {
         let mut cache = PrefixCache::default();
-        // 400 and 1000 tokens of one text, and another text of 500.
-        add(&mut cache, 0, 400, 400, 0);
-        add(&mut cache, 1, 1000, 1000, 0);
-        add(&mut cache, 2, 0, 500, 7000);
-        // A text in between: the longest one costs 50.
-        add(&mut cache, 3, 950, 950, 0);
-        assert_eq!(cache.evict_cheapest(None), Some(1));
-        // Without the first one, the one in between costs 950.
-        assert_eq!(cache.evict_cheapest(None), Some(0));
+        // The beginning of a turn, the whole turn, and another text.
+        add(&mut cache, 0, 900, 0);
+        add(&mut cache, 1, 1000, 0);
+        add(&mut cache, 2, 50, 2);
+        // The next turn has almost all of it. A request with only the beginning does not continue
+        // the texts.
+        cache.note_request((0, 0), &[0; 500]);
         assert_eq!(cache.evict_cheapest(None), Some(2));
+        cache.note_request((0, 1), &[0; 1000]);
+        cache.note_request((0, 0), &[0; 890]);
+        cache.touch(0);
+        add(&mut cache, 3, 20, 3);
+        assert_eq!(cache.evict_cheapest(None), Some(1));
+        assert_eq!(cache.evict_cheapest(None), Some(0));
         assert_eq!(left(&cache), [3]);
     }
 
     #[test]
-    fn a_use_renews_a_text() {
+    fn a_short_text_does_not_take_the_place_of_a_long_one() {
         let mut cache = PrefixCache::default();
-        for sequence in 0..4 {
-            add(&mut cache, sequence, 0, 100, 7000 + sequence as u32);
-        }
-        cache.touch(0, 100);
-        assert_eq!(cache.evict_oldest(), Some(1));
-        // A text that was continued once is behind, and one that was continued twice is not.
-        cache.touch(1, 100);
-        cache.touch(1, 100);
-        assert_eq!(cache.evict_cheapest(None), Some(0));
-        // A common beginning does not count.
-        add(&mut cache, 4, 0, 100, 7004);
-        cache.touch(2, 50);
-        assert_eq!(cache.evict_cheapest(None), Some(2));
-        assert_eq!(left(&cache), [3, 4]);
-    }
-
-    #[test]
-    fn one_of_two_equal_texts_remains_a_prefix() {
-        let mut cache = PrefixCache::default();
-        for (sequence, length) in [(0, 400), (1, 400), (2, 500)] {
-            add(&mut cache, sequence, length, length, 0);
-        }
-        assert_eq!(cache.take(0).map(|text| text.sequence), Some(0));
-        // The longest one costs 100 tokens, as before.
-        assert_eq!(cache.evict_cheapest(None), Some(2));
-        assert_eq!(left(&cache), [1]);
+        add(&mut cache, 0, 100, 0);
+        assert!(cache.is_worth_a_place(100));
+        assert!(!cache.is_worth_a_place(40) && !cache.is_worth_a_place(40));
+        // Refused texts age it.
+        assert!(cache.is_worth_a_place(40));
+        add(&mut cache, 1, 500, 1);
+        cache.note_request((0, 0), &[0; 100]);
+        assert!(cache.is_worth_a_place(1), "a continued text has no value");
+        assert_eq!(cache.evict_oldest(), Some(0));
     }
 }

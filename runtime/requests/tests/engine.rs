@@ -1131,14 +1131,19 @@ fn short_requests_between_turns_leave_a_long_text_cached() {
         let mut engine = with_kept(architecture, 2);
         let turn = |length: u32| request((0..length).map(|at| at % 250), 3);
         answer(&mut engine, turn(120));
-        for (number, length) in (1..4).zip([150, 180, 210]) {
-            for title in 0..2 {
+        for (number, length) in (1..5).zip([150, 180, 210, 240]) {
+            // Without titles in between, too.
+            for title in 0..number % 3 {
                 let title = (0..30).map(|at| (at + 40 * number + title) % 250);
                 answer(&mut engine, request(title, 3));
             }
             let (started, _) = answer(&mut engine, turn(length));
-            // A state from before the end of the prompt of the last turn.
-            assert_eq!(started.cached, length as usize - 30 - 24, "{architecture}");
+            // A state from before the end of the prompt of the last turn, or a window that is
+            // longer.
+            assert!(
+                started.cached + 30 + 24 >= length as usize,
+                "{architecture}: {started:?}"
+            );
         }
     }
 }

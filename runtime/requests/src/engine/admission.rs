@@ -291,6 +291,7 @@ impl Engine {
             at_work,
         );
         let known = found.map_or(0, |found| found.common);
+        self.kept.note_request(running.key, &running.tokens);
         let (placed, miss) = self.place_from_disk(running, known, miss, slot)?;
         let (sequence, common) = match (placed, found) {
             (Some(placed), _) => placed,
@@ -424,7 +425,7 @@ impl Engine {
     /// Returns a sequence with the first `common` tokens of a cached text. The cached text stays
     /// unchanged if possible.
     fn go_on_from(&mut self, number: usize, common: usize, set: usize) -> Result<usize> {
-        self.kept.touch(number, common);
+        self.kept.touch(number);
         let Some((from, length)) = self.kept.get(number).map(|t| (t.sequence, t.tokens.len()))
         else {
             return self.sequence(None, set);

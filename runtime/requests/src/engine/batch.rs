@@ -329,6 +329,9 @@ impl Engine {
             return;
         }
         if self.kept.len() >= self.options.kept {
+            if !self.kept.is_worth_a_place(place) {
+                return;
+            }
             self.evict_cheapest(None);
         }
         let Some(to) = self.free_sequences.pop() else {
