@@ -26,7 +26,7 @@ pub(crate) struct CachedPrefix {
     pub used: u64,
     /// [`PrefixCache::level`] at the last use.
     credit: usize,
-    /// True if a later request has continued it.
+    /// True if a later request has continued it, or will rather continue a longer text.
     is_continued: bool,
 }
 
@@ -157,6 +157,14 @@ impl PrefixCache {
     /// Removes a text.
     pub fn take(&mut self, number: usize) -> Option<CachedPrefix> {
         (number < self.texts.len()).then(|| self.texts.swap_remove(number))
+    }
+
+    /// Lets the text that was added last be evicted before others: a later one of its request is
+    /// more likely to be continued.
+    pub fn depreciate_last(&mut self) {
+        if let Some(text) = self.texts.last_mut() {
+            text.is_continued = true;
+        }
     }
 
     /// Removes the least recently used text, and returns its sequence.
@@ -348,6 +356,10 @@ mod tests {
         add(&mut cache, 1, 500, 1);
         cache.note_request((0, 0), &[0; 100]);
         assert!(cache.is_worth_a_place(1), "a continued text has no value");
-        assert_eq!(cache.evict_oldest(), Some(0));
+        add(&mut cache, 2, 900, 2);
+        cache.depreciate_last();
+        cache.touch(0);
+        assert_eq!(cache.evict_cheapest(None), Some(2));
+        assert_eq!(cache.evict_oldest(), Some(1));
     }
 }

@@ -329,7 +329,7 @@ impl Engine {
             return;
         }
         if self.kept.len() >= self.options.kept {
-            if !self.kept.is_worth_a_place(place) {
+            if place == end && !self.kept.is_worth_a_place(place) {
                 return;
             }
             self.evict_cheapest(None);
@@ -346,6 +346,9 @@ impl Engine {
         }
         self.write_to_disk(to, &tokens, key);
         let freed = self.kept.add(to, tokens, key, slot, false);
+        if place != end {
+            self.kept.depreciate_last();
+        }
         freed.into_iter().for_each(|sequence| self.free(sequence));
     }
 
