@@ -1132,7 +1132,7 @@ fn short_requests_between_turns_leave_a_long_text_cached() {
         let turn = |length: u32| request((0..length).map(|at| at % 250), 3);
         answer(&mut engine, turn(120));
         for (number, length) in (1..5).zip([150, 180, 210, 240]) {
-            // Without titles in between, too.
+            // Also without titles in between.
             for title in 0..number % 3 {
                 let title = (0..30).map(|at| (at + 40 * number + title) % 250);
                 answer(&mut engine, request(title, 3));
