@@ -188,9 +188,9 @@ impl PrefixCache {
         let texts = self.texts.iter().enumerate();
         let others = texts.filter(|(number, _)| Some(*number) != spared);
         // Continued texts come first, the least recently used one before others.
-        let rank = |text: &CachedPrefix| match text.is_continued {
-            true => (0, text.used),
-            false => (text.value(), text.used),
+        let rank = |text: &CachedPrefix| {
+            let value = if text.is_continued { 0 } else { text.value() };
+            (value, text.used)
         };
         let (number, _) = others.min_by_key(|(_, text)| rank(text))?;
         Some(number)
@@ -220,9 +220,13 @@ impl PrefixCache {
     /// Removes the texts for which `is_lost` returns true, and returns their sequences.
     pub fn remove_if(&mut self, is_lost: impl Fn(&CachedPrefix) -> bool) -> Vec<usize> {
         let mut lost = Vec::new();
-        while let Some(number) = self.texts.iter().position(&is_lost) {
-            lost.extend(self.take(number).map(|text| text.sequence));
-        }
+        self.texts.retain(|text| {
+            let is_lost = is_lost(text);
+            if is_lost {
+                lost.push(text.sequence);
+            }
+            !is_lost
+        });
         lost
     }
 

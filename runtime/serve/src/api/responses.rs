@@ -4,7 +4,7 @@ mod input;
 mod tools;
 
 use crate::answer::{Choice, TokenInfo, Update};
-use crate::api::{native, tokens};
+use crate::api::native;
 use crate::chat::{self, Conversation};
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
@@ -224,11 +224,8 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, ResponsesEnco
 }
 
 pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
-    let translated = translated(context, body)?;
-    let counted = tokens::count(context, &translated.request);
-    let mut counted = counted.map_err(|error| translated.placed(error))?;
-    counted["object"] = "response.input_tokens".into();
-    Ok(counted)
+    let tokens = tokens(context, body)?;
+    Ok(json!({"input_tokens": tokens.len(), "object": "response.input_tokens"}))
 }
 
 /// Returns the tokens of a response's conversation.
