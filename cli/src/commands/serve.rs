@@ -1,6 +1,5 @@
 //! `samite serve`: serves models over HTTP.
 
-#[cfg(feature = "kv-events")]
 mod fleet;
 #[cfg(feature = "hub")]
 mod library;
@@ -71,7 +70,6 @@ pub struct ServeArgs {
     #[command(flatten)]
     requests: RequestArgs,
 
-    #[cfg(feature = "kv-events")]
     #[command(flatten)]
     fleet: fleet::FleetArgs,
 
@@ -650,6 +648,7 @@ impl ServeArgs {
             slots: !self.http.no_slots,
             metrics: self.http.metrics,
             metrics_names: self.http.metrics_names.clone(),
+            kv_transfer: self.fleet.transfer()?,
             props: self.http.props,
             page: !self.http.no_ui,
             is_embedded,
@@ -783,7 +782,11 @@ impl ServeArgs {
         };
         let least = requests.draft_p_min;
         #[cfg(feature = "kv-events")]
-        let publisher = self.fleet.publisher(&options.model_id(model))?;
+        let publisher = self.fleet.publisher()?;
+        #[cfg(feature = "kv-events")]
+        {
+            options.kv_events = publisher.as_deref().map(fleet::source);
+        }
         let begin = move |context: Context| {
             let drafter = match &draft {
                 Some((draft, options)) => {

@@ -25,7 +25,7 @@ pub struct PublisherOptions {
     pub endpoint: String,
     /// Address for requests to replay missed messages; `None` to disable replay.
     pub replay: Option<String>,
-    /// First part of each message. llm-d expects `kv@POD@MODEL`.
+    /// First part of each message. vLLM's router expects an empty one, llm-d `kv@POD@MODEL`.
     pub topic: String,
     /// Number of tokens in a block.
     pub block_size: usize,
@@ -125,6 +125,7 @@ pub struct Publisher {
     thread: Option<JoinHandle<()>>,
     endpoint: String,
     replay: Option<String>,
+    topic: String,
     block_size: usize,
 }
 
@@ -145,6 +146,7 @@ impl Publisher {
         let (replayer, replay) = replayer.unzip();
         let (events, receiver) = unbounded_channel();
         let block_size = options.block_size.max(1);
+        let topic = options.topic.clone();
         let thread = std::thread::Builder::new()
             .name("kv-events".to_owned())
             .spawn(move || {
@@ -157,6 +159,7 @@ impl Publisher {
             thread: Some(thread),
             endpoint,
             replay,
+            topic,
             block_size,
         })
     }
@@ -169,6 +172,11 @@ impl Publisher {
     /// Returns the address for replay requests.
     pub fn replay(&self) -> Option<&str> {
         self.replay.as_deref()
+    }
+
+    /// Returns the first part of each message.
+    pub fn topic(&self) -> &str {
+        &self.topic
     }
 
     /// Returns the number of tokens in a block.
@@ -238,8 +246,9 @@ async fn publish(
     }));
     if let Some(replayer) = replayer {
         let history = Arc::clone(&history);
+        let topic: Arc<[u8]> = options.topic.as_bytes().into();
         tokio::spawn(accept(replayer, move |stream| {
-            replay(stream, Arc::clone(&history))
+            replay(stream, Arc::clone(&topic), Arc::clone(&history))
         }));
     }
     let topic = options.topic.as_bytes();
@@ -326,7 +335,7 @@ pub async fn serve_bytes(bytes: &[u8], is_replay: bool) -> io::Result<()> {
             messages: VecDeque::from([(0, Arc::from([1, 2, 3]))]),
             kept: 1,
         };
-        replay(stream, Arc::new(Mutex::new(history))).await
+        replay(stream, Arc::default(), Arc::new(Mutex::new(history))).await
     } else {
         subscription(stream, Subscribers::default()).await
     }
@@ -357,9 +366,11 @@ fn lock<T>(of_all: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     of_all.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Answers a peer's replay requests, one after another.
+/// Answers a peer's replay requests, one after another: an empty part, then the parts of each
+/// message. The last answer has an empty topic, the number -1 and no events.
 async fn replay(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    topic: Arc<[u8]>,
     history: Arc<Mutex<History>>,
 ) -> io::Result<()> {
     let peers = ["REQ", "DEALER", "ROUTER"];
@@ -380,10 +391,12 @@ async fn replay(
             continue;
         }
         let asked = lock(&history).since(i64::from_be_bytes(first));
-        for (number, message) in asked.into_iter().chain([(-1, Arc::default())]) {
-            let parts: [&[u8]; 3] = [b"", &number.to_be_bytes(), &message];
+        for (number, message) in &asked {
+            let parts: [&[u8]; 4] = [b"", &topic, &number.to_be_bytes(), message];
             within_patience(stream.write_all(&zmtp::message(&parts))).await?;
         }
+        let end: [&[u8]; 4] = [b"", b"", &(-1i64).to_be_bytes(), b""];
+        within_patience(stream.write_all(&zmtp::message(&end))).await?;
     }
 }
 
@@ -466,9 +479,9 @@ mod tests {
             asker
                 .write_all(&zmtp::message(&[b"", &4i64.to_be_bytes()]))
                 .unwrap();
-            number_of(&heard(&mut asker).unwrap()[1]) != 4
+            number_of(&heard(&mut asker).unwrap()[2]) != 4
         } {}
-        assert_eq!(number_of(&heard(&mut asker).unwrap()[1]), -1);
+        assert_eq!(number_of(&heard(&mut asker).unwrap()[2]), -1);
         for (first, expected) in [(0i64, vec![2, 3, 4, -1]), (4, vec![4, -1]), (9, vec![-1])] {
             asker
                 .write_all(&zmtp::message(&[b"", &first.to_be_bytes()]))
@@ -476,9 +489,12 @@ mod tests {
             let mut numbers = Vec::new();
             while numbers.last() != Some(&-1) {
                 let parts = heard(&mut asker).unwrap();
-                numbers.push(number_of(&parts[1]));
+                numbers.push(number_of(&parts[2]));
                 assert_eq!(parts[0], b"");
-                assert_eq!(parts[2].is_empty(), numbers.last() == Some(&-1));
+                let is_end = numbers.last() == Some(&-1);
+                assert_eq!(parts[1].is_empty(), is_end);
+                assert!(is_end || parts[1] == b"kv@pod@model");
+                assert_eq!(parts[3].is_empty(), is_end);
             }
             assert_eq!(numbers, expected);
         }

@@ -5,6 +5,7 @@ mod batch;
 mod drafts;
 mod isolation;
 mod room;
+mod saved;
 
 use crate::blocks::{BlockObserver, Blocks};
 use crate::disk::DiskTexts;
@@ -12,7 +13,7 @@ use crate::draft::{AcceptanceRate, DraftBudget, StepCosts};
 use crate::drafter::Drafter;
 use crate::event::FailureKind;
 use crate::event_queue::{EngineWaker, EventQueue, Reader, event_queue};
-use crate::prefix_cache::{CachedPrefix, Key, PrefixCache};
+use crate::prefix_cache::{Key, PrefixCache};
 use crate::request::{Limits, Prepared, Refusal, Request};
 use crate::running::Running;
 use crate::view::{SlotView, Totals, View, count_owners};
@@ -750,80 +751,8 @@ impl Engine {
         all.into_iter().for_each(|sequence| self.free(sequence));
     }
 
-    /// Returns the most recently used text with this salt that a request left in the slot.
-    fn left_by(&self, slot: usize, salt: u64) -> Option<&CachedPrefix> {
-        let is_left = |text: &&CachedPrefix| text.slot == slot && text.key.1 == salt;
-        let texts = self.kept.iter().filter(is_left);
-        texts.max_by_key(|text| text.used)
-    }
-
     /// Returns whether a slot has a request.
     pub fn is_busy(&self, slot: usize) -> bool {
         self.active.iter().any(|active| active.slot == slot)
-    }
-
-    /// Returns the text that a request with this [salt](crate::CacheOptions::salt) left in a slot,
-    /// for a file, or `None` if there is none.
-    ///
-    /// # Errors
-    /// Returns an error if a device fails.
-    pub fn save_slot(&mut self, slot: usize, salt: u64) -> Result<Option<SavedSequence>> {
-        let left = self.left_by(slot, salt);
-        let Some((sequence, tokens)) = left.map(|text| (text.sequence, text.tokens.clone())) else {
-            return Ok(None);
-        };
-        let mut saved = self.context.save(sequence)?;
-        saved.tokens = tokens;
-        Ok(Some(saved))
-    }
-
-    /// Adds a saved text to the prefix cache, as if a request with this salt had left it in the
-    /// slot.
-    ///
-    /// # Errors
-    /// Returns an error if the text has another model or adapters that no request uses, is
-    /// contradictory, or does not fit. Nothing is lost then except evicted prefixes.
-    pub fn restore_slot(&mut self, slot: usize, salt: u64, saved: &SavedSequence) -> Result<usize> {
-        let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
-        if !is_text
-            || saved
-                .tokens
-                .iter()
-                .any(|&t| t as usize >= self.limits.vocabulary)
-        {
-            return Err(Error::InvalidArgument(
-                "the saved sequence is no text: tokens are missing, or of another vocabulary"
-                    .into(),
-            ));
-        }
-        let set = self.set_of(saved)?.unwrap_or(self.default_adapters);
-        self.room_for_text(saved.len());
-        while self.kept.len() >= self.options.kept && self.evict_cheapest(None) {}
-        let Some(sequence) = self.free_sequences.pop() else {
-            return Err(Error::InvalidArgument("no sequence is free".into()));
-        };
-        let adapted = self.adapt(sequence, set);
-        let restored = adapted.and_then(|()| self.context.restore(sequence, saved));
-        if let Err(error) = restored {
-            self.free(sequence);
-            return Err(error);
-        }
-        let can_cut = self.context.kv_cache().can_truncate();
-        let key = (set, salt);
-        let freed = self
-            .kept
-            .add(sequence, saved.tokens.clone(), key, slot, can_cut);
-        freed.into_iter().for_each(|sequence| self.free(sequence));
-        Ok(saved.len())
-    }
-
-    /// Removes the texts that requests with this salt left in a slot, and returns the number of
-    /// tokens of the last one.
-    pub fn erase_slot(&mut self, slot: usize, salt: u64) -> usize {
-        let count = self.left_by(slot, salt).map_or(0, |text| text.tokens.len());
-        let is_left = |text: &CachedPrefix| text.slot == slot && text.key.1 == salt;
-        let gone = self.kept.remove_if(is_left);
-        gone.into_iter().for_each(|sequence| self.free(sequence));
-        count
     }
 }

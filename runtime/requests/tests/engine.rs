@@ -746,6 +746,66 @@ fn slots_are_saved_and_restored() {
     assert_eq!(answer(&mut engine, slotted(0)).0.cached, 19);
 }
 
+/// Checks that a prompt that one engine has computed is generated from on another one as on the
+/// first, without being computed again.
+fn check_moved_prefix(
+    mut engines: [Engine; 2],
+    prompt: std::ops::Range<u32>,
+    adapters: &[(usize, f32)],
+) {
+    let asked = |prompt: std::ops::Range<u32>, most| {
+        let request = Request {
+            cache: CacheOptions {
+                salt: 3,
+                ..CacheOptions::default()
+            },
+            ..request(prompt, most)
+        };
+        if adapters.is_empty() {
+            request
+        } else {
+            with_adapters(adapters, request)
+        }
+    };
+    let text = |engine: &mut Engine, request| {
+        let mut reader = submit(engine, request);
+        run(engine);
+        let events = events(&mut reader);
+        let Event::Started(started) = &events[0] else {
+            panic!("{events:?}");
+        };
+        (started.cached, ids(&events))
+    };
+    let [first, second] = &mut engines;
+    let (_, own) = text(first, asked(prompt.clone(), 1));
+    let tokens: Vec<u32> = prompt.clone().collect();
+    let used = asked(prompt.clone(), 1).adapters;
+    let save =
+        |engine: &mut Engine, salt| engine.save_prefix(&tokens, used.as_deref(), salt).unwrap();
+    assert_eq!(save(first, 4), None, "another owner");
+    assert_eq!(save(second, 3), None, "nothing was computed");
+    let saved = save(first, 3).unwrap();
+    assert!(saved.len() < tokens.len() && saved.tokens == tokens[..saved.len()]);
+    let restored = second.restore_prefix(used.as_deref(), 3, &saved);
+    assert_eq!(restored.unwrap(), saved.len());
+    let (cached, moved) = text(second, asked(prompt.clone(), 20));
+    assert_eq!(cached, saved.len());
+    assert_eq!(moved[0], own[0]);
+    let (cached, expected) = text(first, asked(prompt, 20));
+    assert_eq!(cached, saved.len());
+    assert_eq!(moved, expected);
+}
+
+#[test]
+fn prefixes_move_to_another_engine() {
+    check_moved_prefix([engine(2), engine(2)], 10..40, &[]);
+    check_moved_prefix([engine(2), engine(2)], 10..40, &[(0, 0.5), (1, 1.0)]);
+    for architecture in ["mamba2", "qwen35", "gemma3"] {
+        let engines = [(); 2].map(|()| of_architecture(architecture));
+        check_moved_prefix(engines, 10..160, &[]);
+    }
+}
+
 #[test]
 fn the_engine_thread_answers_drains_and_ends() {
     let (handle, thread) = drive(engine(2)).unwrap();

@@ -83,6 +83,11 @@ impl RequestAccount {
         }
     }
 
+    /// Opens another account of the same owner.
+    pub fn another(&self) -> Self {
+        RequestAccount::new(&self.accounts, self.owner)
+    }
+
     /// Returns the owner of the request; 0 if there is one owner.
     pub fn owner(&self) -> u64 {
         self.owner

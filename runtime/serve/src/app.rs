@@ -46,6 +46,8 @@ pub struct App {
     pub(crate) embedding_batch: Arc<Turns>,
     pub(crate) recent_items: Arc<RecentItems>,
     pub(crate) reasoning_controls: ReasoningControls,
+    /// Identifies this server and its cache among others.
+    pub(crate) instance_id: String,
     /// Seconds since 1970.
     pub(crate) started: u64,
 }
@@ -112,6 +114,7 @@ impl App {
             embedding_batch: Turns::new("embeddings", 1, 1024),
             recent_items: Arc::default(),
             reasoning_controls: ReasoningControls::default(),
+            instance_id: crate::ids::id("samite-"),
             started: crate::ids::seconds(),
             options,
         })

@@ -4,6 +4,7 @@ use crate::access::Caller;
 use crate::account::RequestAccount;
 use crate::app::App;
 use crate::error::Result;
+use crate::kv_transfer::KvTransfers;
 use crate::stream_sessions::ResumableConversation;
 use crate::turns::Turns;
 use samite_core::CancelToken;
@@ -24,6 +25,10 @@ pub struct RequestContext {
     pub cancel: CancelToken,
     /// Conversation whose streamed answer is to be resumable.
     pub conversation: Option<ResumableConversation>,
+    /// Transfers of KV caches, if they are enabled.
+    pub transfers: Option<Arc<KvTransfers>>,
+    /// Host in the URL of the request.
+    pub host: Option<String>,
 }
 
 impl RequestContext {
@@ -43,6 +48,8 @@ impl RequestContext {
             large,
             cancel: CancelToken::new(),
             conversation: None,
+            transfers: None,
+            host: None,
         }
     }
 

@@ -13,6 +13,7 @@ use crate::app::{App, lock};
 use crate::body::Bodies;
 use crate::entry::{Entry, State, Status};
 use crate::error::{ApiError, Result};
+use crate::kv_transfer::KvTransfers;
 use crate::library::{DownloadState, Downloads, Library};
 use crate::loader::Loader;
 use crate::model_events::ModelEvents;
@@ -92,6 +93,8 @@ pub struct Hub {
     /// Turns of requests with large bodies, until they are submitted.
     pub(crate) large: Arc<Turns>,
     pub(crate) stream_sessions: Arc<StreamSessions>,
+    /// Transfers of KV caches, if they are enabled.
+    pub(crate) transfers: Option<Arc<KvTransfers>>,
     pub(crate) is_draining: AtomicBool,
     /// Seconds since 1970.
     pub(crate) started: u64,
@@ -218,6 +221,10 @@ impl Hub {
             accounts: Arc::new(Accounts::new(options.request_memory)),
             large,
             stream_sessions: Arc::default(),
+            transfers: options
+                .kv_transfer
+                .clone()
+                .map(|transfer| KvTransfers::new(transfer, options.request_memory)),
             is_draining: AtomicBool::new(false),
             started: crate::ids::seconds(),
             options,

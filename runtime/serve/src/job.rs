@@ -6,6 +6,7 @@ use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::form::{Form, calls_or_schema, constraint, form};
+use crate::kv_transfer::TransferRole;
 use crate::reasoning_budget::{ReasoningBudget, ReasoningLimit};
 use crate::sampling::{probabilities, sampling};
 use crate::settings::settings;
@@ -65,6 +66,8 @@ pub struct Job {
     pub ping_seconds: u64,
     /// Set when the client ends the reasoning of the answer.
     pub reasoning_stop: Option<Arc<AtomicBool>>,
+    /// Part of the job in a transfer of a KV cache.
+    pub transfer: Option<TransferRole>,
     /// Name of the model in responses.
     pub model: String,
 }
@@ -343,6 +346,7 @@ impl Job {
                 Some(seconds) => u64::try_from(seconds).unwrap_or(0),
             },
             reasoning_stop,
+            transfer: TransferRole::read(fields)?,
             model: match adapter_as_model(context, fields)
                 .and_then(|number| context.adapter_name(number))
             {

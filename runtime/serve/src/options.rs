@@ -1,5 +1,6 @@
 //! Options of a server.
 
+use crate::kv_transfer::KvTransferOptions;
 use samite_chat::ReasoningFormat;
 use samite_llm::{Adapter, Model, ScaledAdapter};
 use samite_text::SamplerParams;
@@ -47,6 +48,10 @@ pub struct ServeOptions {
     pub slots: bool,
     /// True if `GET /metrics` is enabled.
     pub metrics: bool,
+    /// Where the events of the KV cache are published, if they are.
+    pub kv_events: Option<KvEventSource>,
+    /// Transfers of KV caches between servers, if they are enabled.
+    pub kv_transfer: Option<KvTransferOptions>,
     /// Prefix before the colon in names of metrics that llama.cpp does not have, such as `samite`
     /// or `vllm`.
     pub metrics_names: String,
@@ -114,6 +119,19 @@ pub struct ServeOptions {
     pub predict_path: Option<String>,
 }
 
+/// Where a server publishes the events of its KV cache over ZeroMQ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEventSource {
+    /// Address for subscribers, such as `tcp://0.0.0.0:5557`.
+    pub endpoint: String,
+    /// Address for requests to replay missed messages.
+    pub replay: Option<String>,
+    /// First part of each message.
+    pub topic: String,
+    /// Number of tokens in a block.
+    pub block_size: usize,
+}
+
 impl ServeOptions {
     /// Returns the model's ID: its first alias, or its file name.
     pub fn model_id(&self, model: &Model) -> String {
@@ -148,6 +166,8 @@ impl Default for ServeOptions {
             cors_origins: Vec::new(),
             slots: true,
             metrics: false,
+            kv_events: None,
+            kv_transfer: None,
             metrics_names: "samite".to_owned(),
             props: false,
             page: true,

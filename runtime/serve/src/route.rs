@@ -413,6 +413,8 @@ impl CheckedRequest {
             sessions: Arc::clone(&self.hub.stream_sessions),
             id,
         });
+        context.transfers.clone_from(&self.hub.transfers);
+        context.host = access::host(&self.headers);
         Ok(Arc::new(context))
     }
 
@@ -562,6 +564,8 @@ impl CheckedRequest {
             Get::TokenizerInfo => tokens::info(&*self.look()?),
             Get::ModelInfo => fleet::model_info(&*self.look()?),
             Get::ServerInfo => fleet::server_info(&*self.look()?),
+            Get::KvEventSources => fleet::kv_event_sources(&*self.look()?),
+            Get::Version => json!({"version": env!("CARGO_PKG_VERSION")}),
             Get::Load => fleet::load(&*self.look()?),
             Get::OllamaVersion => ollama::version(),
             Get::OllamaTags => ollama::tags(hub),
@@ -743,6 +747,7 @@ impl CheckedRequest {
             Post::RenderChat => simple(context, body, fleet::render_chat).await,
             Post::RenderCompletion => simple(context, body, fleet::render_completion).await,
             Post::RenderResponse => simple(context, body, fleet::render_response).await,
+            Post::RenderMessage => simple(context, body, fleet::render_message).await,
             Post::CountMessage => simple(context, body, anthropic::count).await,
             Post::Native => native_completion(context, body, native::job).await,
             Post::Infill => native_completion(context, body, native::infill).await,

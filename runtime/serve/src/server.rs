@@ -109,6 +109,9 @@ async fn run(hub: Arc<Hub>, stop: &CancelToken, ready: impl FnOnce(&[String])) -
         Some(files) => Some(Tls::new(files)?),
         None => None,
     };
+    if let Some(transfers) = &hub.transfers {
+        transfers.listen().await?;
+    }
     let mut listeners = Vec::new();
     for host in &options.hosts {
         let host = host.trim().trim_start_matches('[').trim_end_matches(']');

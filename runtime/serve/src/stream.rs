@@ -4,6 +4,7 @@ use crate::answer::{Choice, Update};
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::job::Job;
+use crate::kv_transfer;
 use crate::stream_sessions::StreamSession;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
@@ -177,6 +178,10 @@ pub async fn answer(
     mut encoder: impl ResponseEncoder,
 ) -> Result<Response> {
     let is_stream = job.is_stream;
+    if let Some(role) = &job.transfer {
+        kv_transfer::fetch(&context, &job, role).await;
+    }
+    let prompt = kv_transfer::OfferedPrompt::of(&job);
     let submitting = Arc::clone(&context);
     let (running, job) = tokio::task::spawn_blocking(move || {
         let running = Running::submit(&submitting, &mut job)?;
@@ -186,7 +191,11 @@ pub async fn answer(
     .map_err(|error| ApiError::new(500, error.to_string()))??;
     if !is_stream {
         let choices = running.all().await?;
-        return Ok(json_response(200, &encoder.whole(&choices)));
+        let mut whole = encoder.whole(&choices);
+        if let Some(prompt) = prompt {
+            whole["kv_transfer_params"] = kv_transfer::offer(&context, prompt).await.into();
+        }
+        return Ok(json_response(200, &whole));
     }
     let conversation = context.conversation.as_ref();
     let session = conversation.and_then(|conversation| {

@@ -389,7 +389,7 @@ impl Engine {
     }
 
     /// Returns an empty sequence with a set of adapters.
-    fn sequence(&mut self, spared: Option<usize>, set: usize) -> Result<usize> {
+    pub(super) fn sequence(&mut self, spared: Option<usize>, set: usize) -> Result<usize> {
         if self.free_sequences.is_empty() {
             self.evict_cheapest(spared);
         }
@@ -404,7 +404,7 @@ impl Engine {
     }
 
     /// Makes `to` share the first `common` tokens of `from`.
-    fn share(&mut self, from: usize, to: usize, common: usize) -> Result<()> {
+    pub(super) fn share(&mut self, from: usize, to: usize, common: usize) -> Result<()> {
         let end = i32::try_from(common).unwrap_or(i32::MAX);
         let shared = if self.context.kv_cache().kind() == CacheKind::States {
             self.context.kv_cache_mut().copy(from, to, ..)

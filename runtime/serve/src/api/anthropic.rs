@@ -300,9 +300,14 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<(Job, MessageEncode
     Ok((job, encoder))
 }
 
+/// Returns the tokens of a conversation.
+pub fn tokens(context: &RequestContext, body: &Value) -> Result<Vec<u32>> {
+    crate::api::tokens::of_conversation(context, &translated(body, false)?)
+}
+
 /// Counts the tokens of a conversation.
 pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
-    crate::api::tokens::count(context, &translated(body, false)?)
+    Ok(json!({"input_tokens": tokens(context, body)?.len()}))
 }
 
 /// The content block that is being sent.

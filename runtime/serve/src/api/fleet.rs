@@ -1,8 +1,7 @@
 //! Answers to the questions of routers, in the formats of vLLM and SGLang.
 
-use crate::api::{native, responses};
+use crate::api::{anthropic, native, responses, tokens};
 use crate::app::App;
-use crate::chat::Conversation;
 use crate::context::RequestContext;
 use crate::error::Result;
 use crate::fields::Fields;
@@ -20,8 +19,7 @@ fn rendered(context: &RequestContext, prefix: &str, tokens: &[u32]) -> Result<Va
 
 /// Returns the tokens of a conversation.
 pub fn render_chat(context: &RequestContext, body: &Value) -> Result<Value> {
-    let conversation = Conversation::read(context, &Fields::new(body)?)?;
-    let (_, tokens) = conversation.tokens(context)?;
+    let tokens = tokens::of_conversation(context, body)?;
     rendered(context, "chatcmpl-", &tokens)
 }
 
@@ -40,6 +38,12 @@ pub fn render_response(context: &RequestContext, body: &Value) -> Result<Value> 
     rendered(context, "resp_", &tokens)
 }
 
+/// Returns the tokens of a message request.
+pub fn render_message(context: &RequestContext, body: &Value) -> Result<Value> {
+    let tokens = anthropic::tokens(context, body)?;
+    rendered(context, "msg_", &tokens)
+}
+
 /// Describes the model, as SGLang does.
 pub fn model_info(app: &App) -> Value {
     let id = app.model_id();
@@ -52,14 +56,18 @@ pub fn model_info(app: &App) -> Value {
     })
 }
 
-/// Describes the server, as SGLang does.
+/// Describes the server, as SGLang does, and as vLLM's router expects it.
 pub fn server_info(app: &App) -> Value {
     let id = app.model_id();
+    let events = app.options.kv_events.as_ref();
     let limits = app.handle.as_ref().map(|handle| handle.limits());
     let cells = app.handle.as_ref().map(|handle| handle.view().cells);
     json!({
         "model_path": id,
+        "model_id": id,
         "served_model_name": id,
+        "instance_id": app.instance_id,
+        "kv_block_size": events.map(|events| events.block_size),
         "version": env!("CARGO_PKG_VERSION"),
         "tp_size": 1,
         "dp_size": 1,
@@ -67,6 +75,22 @@ pub fn server_info(app: &App) -> Value {
         "max_running_requests": limits.map(|limits| limits.slots),
         "max_total_num_tokens": cells,
     })
+}
+
+/// Returns where the events of the cache are published, for each data-parallel rank, as vLLM does.
+pub fn kv_event_sources(app: &App) -> Value {
+    match &app.options.kv_events {
+        None => json!({}),
+        Some(events) => json!({"0": {
+            "enable_kv_cache_events": true,
+            "publisher": "zmq",
+            "encoding": "msgpack",
+            "schema_version": 1,
+            "endpoint": events.endpoint,
+            "replay_endpoint": events.replay,
+            "topic": events.topic,
+        }}),
+    }
 }
 
 /// Returns the number of requests that have a slot or wait for one, as vLLM does.

@@ -56,7 +56,7 @@ pub fn list(app: &App, caller: Caller) -> Result<Value> {
 }
 
 /// Runs `act` on the engine between two steps.
-async fn on_engine<T: Send + 'static>(
+pub async fn on_engine<T: Send + 'static>(
     app: &App,
     act: impl FnOnce(&mut Engine) -> T + Send + 'static,
 ) -> Result<T> {

@@ -31,22 +31,69 @@ fn max_model_len(app: &App) -> Value {
     limits.map(|limits| limits.context).into()
 }
 
-/// Tokenizes `content`, as llama-server does, or `prompt`, as vLLM does.
+/// Tokenizes `content`, as llama-server does, or `prompt` or `messages`, as vLLM does.
 pub fn tokenize(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
-    let is_prompt = fields.has("prompt") && !fields.has("content");
-    let of_prompt = fields.boolean(&["add_special_tokens"], true)?;
-    let of_content = fields.boolean(&["add_special"], false)?;
-    let add_special = if is_prompt { of_prompt } else { of_content };
+    let is_vllm = !fields.has("content") && (fields.has("prompt") || fields.has("messages"));
+    if !is_vllm {
+        let tokens = tokens_of_text(context, &fields, false)?;
+        if !fields.boolean(&["with_pieces"], false)? {
+            return Ok(json!({"tokens": tokens}));
+        }
+        context
+            .account
+            .charge("with_pieces", tokens.len().saturating_mul(PIECE))?;
+        let pieces = tokens
+            .iter()
+            .map(|&id| json!({"id": id, "piece": piece(context, id)}));
+        return Ok(json!({"tokens": pieces.collect::<Value>()}));
+    }
+    let tokens = if fields.has("prompt") {
+        tokens_of_text(context, &fields, true)?
+    } else {
+        of_conversation(context, body)?
+    };
+    let mut strings = Value::Null;
+    if fields.boolean(&["return_token_strs"], false)? {
+        context
+            .account
+            .charge("return_token_strs", tokens.len().saturating_mul(PIECE))?;
+        let texts = tokens.iter().map(|&id| context.text_of(&[id]));
+        strings = texts.collect();
+    }
+    Ok(json!({
+        "count": tokens.len(),
+        "max_model_len": max_model_len(context),
+        "tokens": tokens,
+        "token_strs": strings,
+    }))
+}
+
+/// Returns the text of a token, or its bytes if they are no UTF-8.
+fn piece(app: &App, token: u32) -> Value {
+    let bytes = app.tokenizer.token_to_piece(token, true);
+    let bytes = bytes.unwrap_or_default();
+    match std::str::from_utf8(bytes) {
+        Ok(text) => json!(text),
+        Err(_) => json!(bytes),
+    }
+}
+
+/// Returns the tokens of `content` or `prompt`.
+fn tokens_of_text(context: &RequestContext, fields: &Fields, is_vllm: bool) -> Result<Vec<u32>> {
+    let add_special = if is_vllm {
+        fields.boolean(&["add_special_tokens"], true)?
+    } else {
+        fields.boolean(&["add_special"], false)?
+    };
     let parse_special = fields.boolean(&["parse_special"], true)?;
-    let with_pieces = fields.boolean(&["with_pieces"], false)?;
-    let tokens = match fields.get(&["content", "prompt"]) {
-        None => Vec::new(),
+    match fields.get(&["content", "prompt"]) {
+        None => Ok(Vec::new()),
         Some((name, Value::String(text))) => {
             if text.len() > context.options.body_limit {
                 return Err(ApiError::field(name, "is too long"));
             }
-            context.tokenize(name, text, add_special, parse_special)?
+            context.tokenize(name, text, add_special, parse_special)
         }
         Some((name, Value::Array(list))) => {
             let mut tokens = Vec::new();
@@ -59,42 +106,13 @@ pub fn tokenize(context: &RequestContext, body: &Value) -> Result<Value> {
                     other => tokens.push(token(context, &format!("{name}[{i}]"), other)?),
                 }
             }
-            tokens
+            Ok(tokens)
         }
-        Some((name, _)) => {
-            return Err(ApiError::field(
-                name,
-                "must be a string, or a list of strings and tokens",
-            ));
-        }
-    };
-    let count = tokens.len();
-    let answer = |tokens: Value| {
-        let mut answer = json!({"tokens": tokens});
-        if is_prompt {
-            answer["count"] = count.into();
-            answer["max_model_len"] = max_model_len(context);
-        }
-        answer
-    };
-    if !with_pieces {
-        return Ok(answer(tokens.into()));
+        Some((name, _)) => Err(ApiError::field(
+            name,
+            "must be a string, or a list of strings and tokens",
+        )),
     }
-    context
-        .account
-        .charge("with_pieces", tokens.len().saturating_mul(PIECE))?;
-    let pieces = tokens.iter().map(|&id| {
-        let bytes = context
-            .tokenizer
-            .token_to_piece(id, true)
-            .unwrap_or_default();
-        let piece = match std::str::from_utf8(bytes) {
-            Ok(text) => json!(text),
-            Err(_) => json!(bytes),
-        };
-        json!({"id": id, "piece": piece})
-    });
-    Ok(answer(pieces.collect()))
 }
 
 pub fn detokenize(context: &RequestContext, body: &Value) -> Result<Value> {
@@ -133,10 +151,13 @@ pub fn apply_template(context: &RequestContext, body: &Value) -> Result<Value> {
     Ok(json!({"prompt": rest.unwrap_or(&text)}))
 }
 
+/// Returns the tokens of a conversation.
+pub fn of_conversation(context: &RequestContext, body: &Value) -> Result<Vec<u32>> {
+    let conversation = Conversation::read(context, &Fields::new(body)?)?;
+    Ok(conversation.tokens(context)?.1)
+}
+
 /// Counts the tokens of a conversation.
 pub fn count(context: &RequestContext, body: &Value) -> Result<Value> {
-    let fields = Fields::new(body)?;
-    let conversation = Conversation::read(context, &fields)?;
-    let (_, tokens) = conversation.tokens(context)?;
-    Ok(json!({"input_tokens": tokens.len()}))
+    Ok(json!({"input_tokens": of_conversation(context, body)?.len()}))
 }

@@ -2,7 +2,7 @@
 
 use crate::common::{CONTEXT, ENDLESS, Server};
 use samite_requests::EngineOptions;
-use samite_serve::ServeOptions;
+use samite_serve::{KvEventSource, ServeOptions};
 use samite_testing::{HANG_GUARD, wait_until};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -1133,8 +1133,19 @@ fn null_and_missing_members_of_messages_and_tools_have_defaults() {
 
 #[test]
 fn routers_get_tokens_and_sizes() {
-    let server = Server::simple();
+    let source = KvEventSource {
+        endpoint: "tcp://0.0.0.0:5557".to_owned(),
+        replay: None,
+        topic: "kv".to_owned(),
+        block_size: 8,
+    };
+    let options = ServeOptions {
+        kv_events: Some(source),
+        ..ServeOptions::default()
+    };
+    let server = Server::start(options, EngineOptions::default());
     let body = json!({
+        "max_tokens": 5,
         "messages": [{"role": "user", "content": "Once"}],
         "prompt": ["Once", [5, 6, 7]],
         "input": "Once",
@@ -1152,6 +1163,17 @@ fn routers_get_tokens_and_sizes() {
     assert_eq!(
         render("/v1/responses/render")["token_ids"],
         tokens["tokens"]
+    );
+    assert_eq!(render("/v1/messages/render")["token_ids"], tokens["tokens"]);
+    let conversation = json!({"messages": body["messages"], "return_token_strs": true});
+    let (_, of_chat) = server.post("/tokenize", &conversation);
+    assert_eq!(of_chat["tokens"], tokens["tokens"]);
+    let strings = of_chat["token_strs"].as_array().unwrap();
+    assert_eq!(strings.len(), of_chat["count"].as_u64().unwrap() as usize);
+    let text: String = strings.iter().map(|text| text.as_str().unwrap()).collect();
+    assert!(
+        text.ends_with(applied["prompt"].as_str().unwrap()),
+        "{text}"
     );
     let counts = server.post("/v1/chat/completions/input_tokens", &body).1;
     assert_eq!(
@@ -1172,6 +1194,14 @@ fn routers_get_tokens_and_sizes() {
     let (_, about) = server.get("/get_server_info");
     assert_eq!(server.get("/server_info").1, about);
     assert_eq!(about["served_model_name"], model["root"]);
+    assert_eq!(about["kv_block_size"], 8);
+    let other = Server::simple();
+    let (_, other_info) = other.get("/get_server_info");
+    assert_ne!(about["instance_id"], other_info["instance_id"]);
+    let (_, sources) = server.get("/kv_event_sources");
+    assert_eq!(sources["0"]["endpoint"], "tcp://0.0.0.0:5557", "{sources}");
+    assert_eq!(other.get("/kv_event_sources").1, json!({}));
+    assert_eq!(server.get("/version").1["version"], about["version"]);
     assert_eq!(about["context_length"], model["max_model_len"]);
     assert!(about["max_total_num_tokens"].as_u64() >= about["context_length"].as_u64());
     assert_eq!(server.get("/health_generate").0, 200);

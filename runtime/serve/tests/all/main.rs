@@ -9,6 +9,7 @@ mod forms;
 mod hostile;
 mod http;
 mod keys;
+mod kv_transfer;
 mod library;
 mod loops;
 mod models;

@@ -246,16 +246,25 @@ class Blocks:
         assert abs(time_of - time.time()) < 60 and rank == 0
         for event in events:
             match event:
-                case ["BlockStored", hashes, parent, tokens, 8, None, "GPU"]:
+                case {
+                    "type": "BlockStored",
+                    "block_hashes": hashes,
+                    "parent_block_hash": parent,
+                    "token_ids": tokens,
+                    "block_size": 8,
+                    "lora_id": None,
+                    "medium": "GPU",
+                    "lora_name": None,
+                }:
                     before = self.texts[parent] if parent is not None else []
                     for at, number in enumerate(hashes):
                         assert number not in self.texts
                         before = before + tokens[8 * at : 8 * at + 8]
                         self.texts[number] = before
-                case ["BlockRemoved", hashes, "GPU"]:
+                case {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}:
                     for number in hashes:
                         del self.texts[number]
-                case ["AllBlocksCleared"]:
+                case {"type": "AllBlocksCleared"}:
                     self.texts.clear()
                 case other:
                     raise AssertionError(other)
@@ -272,11 +281,12 @@ class Blocks:
     def catch_up(self):
         self.asker.send_multipart([b"", self.next.to_bytes(8, "big")])
         while self.asker.poll(5000):
-            empty, number, payload = self.asker.recv_multipart()
+            empty, topic, number, payload = self.asker.recv_multipart()
             number = int.from_bytes(number, "big", signed=True)
             if number == -1:
-                assert empty == payload == b""
+                assert empty == topic == payload == b""
                 return
+            assert topic == b"kv@pod@m", topic
             self.take(number, payload)
         raise AssertionError("nobody answers")
 

@@ -1,0 +1,140 @@
+//! Saved texts: those that a request left in a slot, and cached prefixes for other servers.
+
+use super::Engine;
+use crate::prefix_cache::{CachedPrefix, Found, Key, Place};
+use samite_llm::{Error, Result, SavedSequence, ScaledAdapter};
+
+impl Engine {
+    /// Returns the most recently used text with this salt that a request left in the slot.
+    fn left_by(&self, slot: usize, salt: u64) -> Option<&CachedPrefix> {
+        let is_left = |text: &&CachedPrefix| text.slot == slot && text.key.1 == salt;
+        let texts = self.kept.iter().filter(is_left);
+        texts.max_by_key(|text| text.used)
+    }
+
+    /// Returns the text that a request with this [salt](crate::CacheOptions::salt) left in a slot,
+    /// for a file, or `None` if there is none.
+    ///
+    /// # Errors
+    /// Returns an error if a device fails.
+    pub fn save_slot(&mut self, slot: usize, salt: u64) -> Result<Option<SavedSequence>> {
+        let left = self.left_by(slot, salt);
+        let Some((sequence, tokens)) = left.map(|text| (text.sequence, text.tokens.clone())) else {
+            return Ok(None);
+        };
+        let mut saved = self.context.save(sequence)?;
+        saved.tokens = tokens;
+        Ok(Some(saved))
+    }
+
+    /// Adds a saved text to the prefix cache, as if a request with this salt had left it in the
+    /// slot.
+    ///
+    /// # Errors
+    /// Returns an error if the text has another model or adapters that no request uses, is
+    /// contradictory, or does not fit. Nothing is lost then except evicted prefixes.
+    pub fn restore_slot(&mut self, slot: usize, salt: u64, saved: &SavedSequence) -> Result<usize> {
+        let set = self.set_of(saved)?.unwrap_or(self.default_adapters);
+        self.add_saved(saved, (set, salt), slot)
+    }
+
+    /// Adds a saved text to the prefix cache for requests with these adapters and this salt. `None`
+    /// as adapters means the default ones.
+    ///
+    /// # Errors
+    /// Returns an error if the text has another model or other adapters, is contradictory, or does
+    /// not fit. Nothing is lost then except evicted prefixes.
+    pub fn restore_prefix(
+        &mut self,
+        adapters: Option<&[ScaledAdapter]>,
+        salt: u64,
+        saved: &SavedSequence,
+    ) -> Result<usize> {
+        let set = adapters.map_or(self.default_adapters, |adapters| self.adapter_set(adapters));
+        self.add_saved(saved, (set, salt), 0)
+    }
+
+    fn add_saved(&mut self, saved: &SavedSequence, key: Key, slot: usize) -> Result<usize> {
+        let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
+        if !is_text
+            || saved
+                .tokens
+                .iter()
+                .any(|&t| t as usize >= self.limits.vocabulary)
+        {
+            return Err(Error::InvalidArgument(
+                "the saved sequence is no text: tokens are missing, or of another vocabulary"
+                    .into(),
+            ));
+        }
+        self.room_for_text(saved.len());
+        while self.kept.len() >= self.options.kept && self.evict_cheapest(None) {}
+        let Some(sequence) = self.free_sequences.pop() else {
+            return Err(Error::InvalidArgument("no sequence is free".into()));
+        };
+        let adapted = self.adapt(sequence, key.0);
+        let restored = adapted.and_then(|()| self.context.restore(sequence, saved));
+        if let Err(error) = restored {
+            self.free(sequence);
+            return Err(error);
+        }
+        let can_cut = self.context.kv_cache().can_truncate();
+        let freed = self
+            .kept
+            .add(sequence, saved.tokens.clone(), key, slot, can_cut);
+        freed.into_iter().for_each(|sequence| self.free(sequence));
+        Ok(saved.len())
+    }
+
+    /// Returns the longest cached prefix of a prompt that a request with these adapters and this
+    /// salt would continue, or `None` if there is none. `None` as adapters means the default ones.
+    ///
+    /// # Errors
+    /// Returns an error if a device fails.
+    pub fn save_prefix(
+        &mut self,
+        prompt: &[u32],
+        adapters: Option<&[ScaledAdapter]>,
+        salt: u64,
+    ) -> Result<Option<SavedSequence>> {
+        let set = adapters.map_or(self.default_adapters, |adapters| self.adapter_set(adapters));
+        let running = std::iter::empty();
+        let (found, _) = self
+            .kept
+            .find(&self.context, prompt, (set, salt), None, running);
+        let Some(Found {
+            place: Place::Cached(number),
+            common,
+        }) = found
+        else {
+            return Ok(None);
+        };
+        let Some(text) = self.kept.get(number) else {
+            return Ok(None);
+        };
+        let (from, is_whole) = (text.sequence, common == text.tokens.len());
+        let mut saved = if is_whole {
+            self.context.save(from)?
+        } else {
+            let copy = self.sequence(Some(number), set)?;
+            self.share(from, copy, common)?;
+            let end = i32::try_from(common).unwrap_or(i32::MAX);
+            let cut = self.context.kv_cache_mut().remove(copy, end..);
+            let saved = cut.and_then(|()| self.context.save(copy));
+            self.free(copy);
+            saved?
+        };
+        saved.tokens = prompt[..common].to_vec();
+        Ok(Some(saved))
+    }
+
+    /// Removes the texts that requests with this salt left in a slot, and returns the number of
+    /// tokens of the last one.
+    pub fn erase_slot(&mut self, slot: usize, salt: u64) -> usize {
+        let count = self.left_by(slot, salt).map_or(0, |text| text.tokens.len());
+        let is_left = |text: &CachedPrefix| text.slot == slot && text.key.1 == salt;
+        let gone = self.kept.remove_if(is_left);
+        gone.into_iter().for_each(|sequence| self.free(sequence));
+        count
+    }
+}
