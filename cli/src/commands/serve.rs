@@ -782,7 +782,7 @@ impl ServeArgs {
         };
         let least = requests.draft_p_min;
         #[cfg(feature = "kv-events")]
-        let publisher = self.fleet.publisher()?;
+        let publisher = self.fleet.publisher(requests.deterministic)?;
         #[cfg(feature = "kv-events")]
         {
             options.kv_events = publisher.as_deref().map(fleet::source);

@@ -129,6 +129,28 @@ fn a_draft_model_keeps_the_text_and_its_memory_is_planned() {
     );
 }
 
+#[test]
+fn transfers_need_a_secret() {
+    let folder = tempfile::tempdir().unwrap();
+    let (missing, short) = (folder.path().join("missing"), folder.path().join("short"));
+    std::fs::write(&short, "31 bytes are not enough for it\n").unwrap();
+    let key = |path: &std::path::Path| format!("--kv-transfer-key={}", path.display());
+    samite(["serve", "--port", "0", &key(&missing)]).fails(2, &["--kv-transfer-key", "missing"]);
+    samite(["serve", "--port", "0", &key(&short)]).fails(2, &["--kv-transfer-key", "32 bytes"]);
+    samite(["serve", "--kv-transfer", "127.0.0.1:0"]).fails(2, &["--kv-transfer-key"]);
+    let good = folder.path().join("good");
+    std::fs::write(&good, "x".repeat(32)).unwrap();
+    samite([
+        "serve",
+        "--port",
+        "0",
+        &key(&good),
+        "--kv-transfer",
+        "nowhere",
+    ])
+    .fails(1, &["--kv-transfer nowhere"]);
+}
+
 #[cfg(not(feature = "kv-events"))]
 #[test]
 fn kv_events_need_their_feature() {
@@ -149,8 +171,10 @@ fn kv_events_are_of_one_model() {
             .chain(["--kv-events", "tcp://127.0.0.1:0"]),
     )
     .fails(2, &["--kv-events: routers expect one model"]);
-    samite(["serve", "--port", "0", "-m", file, "--kv-events", "nowhere"])
-        .fails(2, &["--kv-events: "]);
+    let serve = ["serve", "--port", "0", "-m", file, "--kv-events"];
+    samite(serve.into_iter().chain(["nowhere"])).fails(2, &["--kv-events: "]);
+    let deterministic = ["tcp://127.0.0.1:0", "--deterministic"];
+    samite(serve.into_iter().chain(deterministic)).fails(2, &["--kv-events: nothing is cached"]);
 }
 
 #[test]

@@ -271,7 +271,7 @@ impl Job {
             adapters: Some(context.adapters(&shares.unwrap_or_else(|| context.shares()))),
             cache: CacheOptions {
                 reuse: fields.boolean(&["cache_prompt"], context.options.cache_prompt)?,
-                salt: context.salt(),
+                salt: salt(context, fields)?,
                 ..CacheOptions::default()
             },
             deadline: deadline("t_max_total_ms")?,
@@ -355,6 +355,25 @@ impl Job {
             },
         })
     }
+}
+
+/// Returns the salt of the prefix cache: of the caller, and of vLLM's `cache_salt`, if the request
+/// has one.
+fn salt(context: &RequestContext, fields: &Fields<'_>) -> Result<u64> {
+    let own = context.salt();
+    let Some(text) = fields.text(&["cache_salt"])? else {
+        return Ok(own);
+    };
+    if text.is_empty() {
+        return Err(ApiError::field("cache_salt", "must not be empty"));
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&own.to_le_bytes());
+    hasher.update(text.as_bytes());
+    let hash = hasher.finalize();
+    let first = std::array::from_fn(|at| hash.as_bytes()[at]);
+    // 0 is the salt of requests without any.
+    Ok(u64::from_le_bytes(first).max(1))
 }
 
 /// Rejects the fields that other servers use to constrain a text. Ignoring them would produce a

@@ -103,11 +103,17 @@ impl FleetArgs {
 
 #[cfg(feature = "kv-events")]
 impl FleetArgs {
-    /// Creates the publisher of events, if it is enabled.
-    pub fn publisher(&self) -> CommandResult<Option<Arc<Publisher>>> {
+    /// Creates the publisher of events, if it is enabled. A deterministic engine reuses nothing, so
+    /// that there is nothing to publish.
+    pub fn publisher(&self, is_deterministic: bool) -> CommandResult<Option<Arc<Publisher>>> {
         let Some(endpoint) = &self.events.kv_events else {
             return Ok(None);
         };
+        if is_deterministic {
+            return Err(CommandError::usage(
+                "--kv-events: nothing is cached with --deterministic: leave one of them out",
+            ));
+        }
         let options = PublisherOptions {
             endpoint: endpoint.clone(),
             replay: self.events.kv_events_replay.clone(),

@@ -1132,6 +1132,25 @@ fn null_and_missing_members_of_messages_and_tools_have_defaults() {
 }
 
 #[test]
+fn requests_with_other_cache_salts_share_nothing() {
+    let server = Server::simple();
+    let cached = |salt: Value| {
+        let body = json!({"prompt": "Once upon a time", "max_tokens": 1, "cache_salt": salt});
+        let (status, answer) = server.post("/v1/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone()
+    };
+    for salt in [json!("a"), json!("b"), Value::Null] {
+        assert_eq!(cached(salt.clone()), 0, "{salt}");
+        assert_ne!(cached(salt.clone()), 0, "{salt}");
+    }
+    let empty = json!({"prompt": "Once", "cache_salt": ""});
+    let (status, answer) = server.post("/v1/completions", &empty);
+    assert_eq!(status, 400);
+    assert!(answer.to_string().contains("cache_salt"), "{answer}");
+}
+
+#[test]
 fn routers_get_tokens_and_sizes() {
     let source = KvEventSource {
         endpoint: "tcp://0.0.0.0:5557".to_owned(),
