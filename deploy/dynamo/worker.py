@@ -1,0 +1,476 @@
+#!/usr/bin/env python3
+"""Serves a model of `samite serve` as a worker of NVIDIA Dynamo.
+
+    worker.py --samite samite [--tokenizer FOLDER] [--kv-events] -- -m model.gguf -c 16384
+
+Starts `samite serve` on the loopback with the flags after `--`, registers the model with Dynamo,
+and forwards requests. With --tokenizer, Dynamo applies the chat template and sends tokens; without
+it, Dynamo forwards the bodies of OpenAI's API. Needs `ai-dynamo`.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+
+import aiohttp
+import uvloop
+from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
+from dynamo.common.backend.engine import RawEngine
+from dynamo.common.backend.publisher import ComponentSnapshot, ZmqSource
+from dynamo.llm import ModelInput, unregister_model
+from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
+
+log = logging.getLogger("samite")
+# Tokens of a block in samite's KV events and in Dynamo's router.
+BLOCK = 16
+# Seconds between two reads of samite's metrics.
+METRICS_INTERVAL = 1.0
+# Seconds that samite may take to exit once no request runs.
+EXIT_SECONDS = 10
+# Members of an event of POST /completion that the worker reads.
+FIELDS = [
+    "index",
+    "tokens",
+    "stop",
+    "stop_type",
+    "tokens_evaluated",
+    "tokens_predicted",
+    "timings/cache_n",
+]
+# Loaded before the fork that uses it.
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+METRIC = re.compile(r"^\w+:(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+CELLS = re.compile(r'cache_config_info\{block_size="(\d+)",num_gpu_blocks="(\d+)"')
+
+
+def parse_args(argv):
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], usage="worker.py [FLAGS] -- FLAGS OF samite serve"
+    )
+    parser.add_argument("--samite", default="samite", help="path of samite [default: samite]")
+    parser.add_argument("--name", help="name of the model for clients [default: samite's]")
+    parser.add_argument(
+        "--tokenizer",
+        help="Hugging Face folder of the model: config.json, tokenizer.json, tokenizer_config.json",
+    )
+    parser.add_argument(
+        "--tool-call-parser", help="Dynamo's parser of tool calls, with --tokenizer"
+    )
+    parser.add_argument("--reasoning-parser", help="Dynamo's parser of reasoning, with --tokenizer")
+    parser.add_argument(
+        "--kv-events",
+        action="store_true",
+        help="publish KV events; samite must be built with --features kv-events",
+    )
+    parser.add_argument(
+        "--drain",
+        type=float,
+        default=30,
+        help="seconds to finish requests on SIGTERM [default: 30]",
+    )
+    parser.add_argument(
+        "--start", type=float, default=600, help="seconds to load the model [default: 600]"
+    )
+    parser.add_argument("--namespace", default=os.environ.get("DYN_NAMESPACE", "dynamo"))
+    parser.add_argument("--component", default="backend")
+    parser.add_argument(
+        "--discovery-backend", default=os.environ.get("DYN_DISCOVERY_BACKEND", "etcd")
+    )
+    parser.add_argument("--request-plane", default=os.environ.get("DYN_REQUEST_PLANE", "tcp"))
+    parser.add_argument("--event-plane", default=os.environ.get("DYN_EVENT_PLANE"))
+    parser.add_argument("flags", nargs="*", metavar="FLAG", help="flags of samite serve, after --")
+    args = parser.parse_args(argv)
+    if args.tokenizer and not os.path.isfile(os.path.join(args.tokenizer, "tokenizer.json")):
+        parser.error(
+            f"--tokenizer {args.tokenizer}: has no tokenizer.json; "
+            "name the model's Hugging Face folder, or omit the flag"
+        )
+    if args.kv_events and not args.tokenizer:
+        parser.error("--kv-events: needs --tokenizer, because Dynamo matches tokens with blocks")
+    return args
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def end_with_parent():
+    """Makes the kernel send SIGTERM to this process when its parent dies, even by SIGKILL."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Samite:
+    """The part of a worker that does not depend on the kind of requests."""
+
+    def __init__(self, args):
+        self.args = args
+        self.process = self.client = self.endpoint = None
+        self.tasks = []
+        # Task that reads samite's response, by request ID.
+        self.readers = {}
+        self.snapshots = None
+        self.metrics_text = ""
+        self.has_failed = self.is_stopping = False
+        self.events = f"tcp://127.0.0.1:{free_port()}" if args.kv_events else None
+
+    @classmethod
+    async def from_args(cls, args):
+        config = WorkerConfig(
+            namespace=args.namespace,
+            component=args.component,
+            model_name=args.tokenizer or args.name or "samite",
+            model_input=cls.MODEL_INPUT,
+            tool_call_parser=args.tool_call_parser,
+            reasoning_parser=args.reasoning_parser,
+            discovery_backend=args.discovery_backend,
+            request_plane=args.request_plane,
+            event_plane=args.event_plane,
+        )
+        return cls(args), config
+
+    async def start(self, worker_id):
+        port = free_port()
+        # The last of equal flags counts. samite need not drain, because the worker does.
+        command = [self.args.samite, "serve", *self.args.flags, "--metrics", "--drain=0"]
+        command += ["--host=127.0.0.1", f"--port={port}"]
+        if self.args.name:
+            command += [f"--alias={self.args.name}"]
+        if self.events:
+            command += [f"--kv-events={self.events}", f"--kv-events-block={BLOCK}"]
+        try:
+            # In a session of its own, samite does not get Ctrl-C before the worker has drained.
+            self.process = await asyncio.create_subprocess_exec(
+                *command, start_new_session=True, preexec_fn=end_with_parent
+            )
+        except OSError as error:
+            raise EngineShutdown(
+                f"--samite {self.args.samite}: {error.strerror}; name the program's path"
+            ) from error
+        # samite queues requests itself and limits their time.
+        self.client = aiohttp.ClientSession(
+            f"http://127.0.0.1:{port}",
+            timeout=aiohttp.ClientTimeout(total=None),
+            connector=aiohttp.TCPConnector(limit=0),
+            read_bufsize=1 << 20,
+        )
+        try:
+            await asyncio.wait_for(self.wait_ready(), self.args.start)
+        except asyncio.TimeoutError:
+            raise EngineShutdown(
+                f"samite serve: was not ready after {self.args.start:g} s; raise --start"
+            ) from None
+        props = await self.get("/props")
+        if "model_alias" not in props:
+            raise EngineShutdown("samite serve: has several models; name one after --")
+        self.metrics_text = await self.get("/metrics")
+        block, cells = map(int, CELLS.search(self.metrics_text).groups())
+        self.cells = block * cells
+        self.tasks = [asyncio.create_task(task) for task in (self.watch(), self.read_metrics())]
+        name = self.args.name or props["model_alias"]
+        return EngineConfig(
+            model=self.args.tokenizer or name,
+            served_model_name=name,
+            llm=self.registration(props),
+        )
+
+    async def wait_ready(self):
+        while True:
+            if self.process.returncode is not None:
+                raise EngineShutdown(
+                    f"samite serve: exited with {self.process.returncode} before it was ready; "
+                    "check the flags after --"
+                )
+            with contextlib.suppress(aiohttp.ClientConnectionError):
+                async with self.client.get("/ready") as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.1)
+
+    async def get(self, path):
+        async with self.client.get(path) as response:
+            if response.status != 200:
+                raise EngineShutdown(
+                    f"samite serve: GET {path} has status {response.status}; "
+                    "set no API keys, which the worker does not send"
+                )
+            return await (
+                response.json() if response.content_type == "application/json" else response.text()
+            )
+
+    async def watch(self):
+        """Ends the worker when samite exits."""
+        code = await self.process.wait()
+        if self.is_stopping:
+            return
+        log.error("samite serve: exited with %s; the worker leaves Dynamo and exits with 1", code)
+        self.has_failed = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def read_metrics(self):
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                self.metrics_text = await self.get("/metrics")
+                self.publish_load()
+            await asyncio.sleep(METRICS_INTERVAL)
+
+    def publish_load(self):
+        if self.snapshots is None:
+            return
+        values = {name: float(value) for name, value in METRIC.findall(self.metrics_text)}
+        usage, asked = values["kv_cache_usage_perc"], values["prefix_cache_queries_total"]
+        self.snapshots.publish(
+            0,
+            ComponentSnapshot(
+                kv_used_blocks=round(usage * self.cells / BLOCK),
+                kv_total_blocks=self.cells // BLOCK,
+                gpu_cache_usage=usage,
+                kv_cache_hit_rate=values["prefix_cache_hits_total"] / asked if asked else None,
+                dp_rank=0,
+            ),
+        )
+
+    def component_metrics_dp_ranks(self):
+        return [0]
+
+    def attach_snapshot_publisher(self, publisher):
+        self.snapshots = publisher
+
+    async def on_endpoint_ready(self, endpoint):
+        self.endpoint = endpoint
+
+    async def register_prometheus(self, metrics):
+        metrics.register_prometheus_expfmt_callback(lambda: self.metrics_text)
+
+    async def events_of(self, path, body, context):
+        """Yields the events of samite's response. `abort` ends it and samite's request."""
+        queue = asyncio.Queue()
+        reader = asyncio.create_task(self.read(path, body, queue))
+        self.readers[context.id()] = reader
+        reader.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+            if not reader.cancelled():
+                reader.result()
+        finally:
+            del self.readers[context.id()]
+            reader.cancel()
+
+    async def read(self, path, body, queue):
+        try:
+            async with self.client.post(path, json=body) as response:
+                if response.status != 200:
+                    raise failure(response.status, await response.text())
+                async for line in response.content:
+                    if not line.startswith(b"data: {"):
+                        continue
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise failure(event["error"].get("code", 500), json.dumps(event))
+                    queue.put_nowait(event)
+        except aiohttp.ClientError as error:
+            raise EngineShutdown(f"samite serve: closed the connection: {error}") from error
+
+    async def abort(self, context):
+        if reader := self.readers.get(context.id()):
+            reader.cancel()
+
+    async def cleanup(self):
+        """Waits for the requests that run, then ends samite."""
+        self.is_stopping = True
+        deadline = asyncio.get_running_loop().time() + self.args.drain
+        while self.readers and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+        if self.endpoint:
+            # Dynamo itself leaves the model's card until its lease expires.
+            await unregister_model(self.endpoint)
+        for task in self.tasks:
+            task.cancel()
+        if self.process and self.process.returncode is None:
+            self.process.terminate()
+            try:
+                await asyncio.wait_for(self.process.wait(), EXIT_SECONDS)
+            except asyncio.TimeoutError:
+                log.error(
+                    "samite serve: did not exit %s s after SIGTERM; it is killed", EXIT_SECONDS
+                )
+                self.process.kill()
+                await self.process.wait()
+        if self.client:
+            await self.client.close()
+
+
+def failure(status, text):
+    """Returns the exception for an error of samite, with its message."""
+    try:
+        message = json.loads(text)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = text
+    if status in (429, 503):
+        return WorkerUnavailable(message)
+    return InvalidArgument(message) if 400 <= status < 500 else Unknown(message)
+
+
+class TokenEngine(Samite, LLMEngine):
+    """Takes tokens from Dynamo and returns tokens."""
+
+    MODEL_INPUT = ModelInput.Tokens
+
+    def registration(self, props):
+        return LlmRegistration(
+            context_length=props["default_generation_settings"]["n_ctx"],
+            kv_cache_block_size=BLOCK,
+            total_kv_blocks=self.cells // BLOCK,
+            max_num_seqs=props["total_slots"],
+        )
+
+    async def kv_event_sources(self):
+        return [ZmqSource(endpoint=self.events)] if self.events else []
+
+    async def generate(self, request, context):
+        async for event in self.events_of("/completion", completion_of(request), context):
+            yield chunk_of(event)
+
+
+def refuse(name, value):
+    """Raises an error for a field that samite or the worker would ignore."""
+    if value is not None:
+        raise InvalidArgument(f"{name}: is not supported by this worker; omit it")
+
+
+def completion_of(request):
+    """Returns the body of samite's POST /completion.
+
+    Dynamo's frontend handles stop strings and stop tokens, and cancels the request.
+    """
+    sampling = request.get("sampling_options") or {}
+    stop = request.get("stop_conditions") or {}
+    output = request.get("output_options") or {}
+    refuse("max_thinking_tokens", stop.get("max_thinking_tokens"))
+    refuse("prompt_logprobs", output.get("prompt_logprobs"))
+    # Dynamo ends the stream of all choices with the first that is complete.
+    refuse("n", sampling.get("n") if sampling.get("n") != 1 else None)
+    options = {
+        **sampling,
+        **{name: stop.get(name) for name in ("max_tokens", "min_tokens", "ignore_eos")},
+        "cache_salt": (request.get("routing") or {}).get("cache_salt"),
+    }
+    body = {
+        name: value
+        for name, value in options.items()
+        if value is not None and name != "guided_decoding"
+    }
+    body |= {
+        "prompt": request["token_ids"],
+        "stream": True,
+        "return_tokens": True,
+        "response_fields": FIELDS,
+    }
+    if output.get("logprobs") is not None:
+        # samite computes probabilities for one candidate at least.
+        body |= {
+            "n_probs": max(1, output["logprobs"]),
+            "response_fields": [*FIELDS, "completion_probabilities"],
+        }
+    return body | constraint_of(sampling.get("guided_decoding") or {})
+
+
+def constraint_of(guided):
+    """Returns samite's fields for a constraint of the answer's form."""
+    guided = {
+        name: value for name, value in guided.items() if value is not None and name != "backend"
+    }
+    if not guided:
+        return {}
+    if guided.keys() == {"json"}:
+        schema = guided["json"]
+        return {"json_schema": json.loads(schema) if isinstance(schema, str) else schema}
+    if guided.keys() == {"grammar"}:
+        return {"grammar": guided["grammar"]}
+    if guided.keys() == {"choice"}:
+        # JSON's escapes of strings are those of GBNF.
+        return {"grammar": "root ::= " + " | ".join(json.dumps(text) for text in guided["choice"])}
+    raise InvalidArgument(
+        f"guided decoding by {', '.join(guided)}: is not supported; "
+        "use a JSON schema, a grammar or choices"
+    )
+
+
+def chunk_of(event):
+    """Returns Dynamo's chunk for an event of samite's POST /completion."""
+    chunk = {"token_ids": event["tokens"], "index": event["index"]}
+    if found := event.get("completion_probabilities"):
+        chunk["log_probs"] = [token["logprob"] for token in found]
+        chunk["top_logprobs"] = [
+            [
+                {
+                    "rank": rank,
+                    "token_id": top["id"],
+                    "token": top["token"],
+                    "bytes": top["bytes"],
+                    "logprob": top["logprob"],
+                }
+                for rank, top in enumerate(token["top_logprobs"], 1)
+            ]
+            for token in found
+        ]
+    if event["stop"]:
+        prompt, written = event["tokens_evaluated"], event["tokens_predicted"]
+        cached = event["timings/cache_n"]
+        chunk["finish_reason"] = "length" if event["stop_type"] == "limit" else "stop"
+        chunk["completion_usage"] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": written,
+            "total_tokens": prompt + written,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        # The router compares it with what it expected.
+        hit = {"prompt_tokens": prompt, "reused_tokens": cached}
+        chunk["engine_data"] = {"kv_cache_hit": hit}
+    return chunk
+
+
+class TextEngine(Samite, RawEngine):
+    """Takes bodies of OpenAI's API and returns the events of samite's response."""
+
+    MODEL_INPUT = ModelInput.Text
+
+    def registration(self, _props):
+        return None
+
+    async def generate(self, request, context):
+        path = "/v1/chat/completions" if "messages" in request else "/v1/completions"
+        # Dynamo's frontend joins the events for clients that want one answer.
+        body = (
+            request
+            if request.get("stream")
+            else {**request, "stream": True, "stream_options": {"include_usage": True}}
+        )
+        if salt := (request.get("nvext") or {}).get("cache_salt"):
+            body = {**body, "cache_salt": salt}
+        async for event in self.events_of(path, body, context):
+            yield event
+
+
+async def run(args):
+    engine, config = await (TokenEngine if args.tokenizer else TextEngine).from_args(args)
+    try:
+        await Worker(engine, config).run()
+    except Exception as error:
+        # Dynamo raises no narrower type, and its message is complete.
+        sys.exit(f"worker.py: {error}")
+    return engine.has_failed
+
+
+if __name__ == "__main__":
+    sys.exit(uvloop.run(run(parse_args(sys.argv[1:]))))
