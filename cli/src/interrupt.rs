@@ -35,14 +35,19 @@ pub fn keep_terminal() {
 }
 
 /// Installs the signal handler. A signal ends the program at once. If some code polls the
-/// [token](token), the first signal cancels it and a second one ends the program. Unfinished files
+/// [token](token), the first signal cancels it, and a Ctrl-C after that ends the program. Further
+/// signals of other kinds do nothing: managers of jobs send some of them twice. Unfinished files
 /// are removed.
 pub fn handle() {
     LazyLock::force(&TOKEN);
     // Without a handler, signals have their default effect.
     let _ = install(|exit_code| {
+        let is_looked_at = IS_LOOKED_AT.load(Ordering::SeqCst);
+        if is_looked_at && TOKEN.is_cancelled() && exit_code != INTERRUPTED {
+            return;
+        }
         EXIT_CODE.store(exit_code, Ordering::SeqCst);
-        if IS_LOOKED_AT.load(Ordering::SeqCst) && !TOKEN.is_cancelled() {
+        if is_looked_at && !TOKEN.is_cancelled() {
             TOKEN.cancel();
             return;
         }

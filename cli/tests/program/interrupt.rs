@@ -1,6 +1,7 @@
 //! Ctrl-C: exit code 130, a single line, and nothing left behind.
 
 use crate::child::{child, handles, send};
+use crate::limits::{Limits, limited};
 use crate::{Run, command, listing, tiny};
 use samite::gguf::{GgufFile, LoadMode};
 use samite::llm::SyntheticModel;
@@ -285,6 +286,26 @@ fn every_termination_signal_ends_the_command() {
     signalled(&["test-ops", "--device", "reference"], "TERM", 143);
     let (_dir, model) = tiny();
     signalled(&["bench", "-m", model.to_str().unwrap()], "INT", 130);
+}
+
+/// Managers of jobs signal a process and its group, so that it gets the same signal twice.
+#[test]
+fn a_second_sigterm_does_not_end_a_server_that_finishes_its_requests() {
+    let mut server = limited(Limits::default(), &["-c", "16384"]);
+    let mut stream = server.connect();
+    let body = r#"{"prompt": "Once", "n_predict": 4000, "ignore_eos": true, "stream": true}"#;
+    let head = "POST /completion HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n";
+    let length = body.len();
+    write!(stream, "{head}Content-Length: {length}\r\n\r\n{body}").unwrap();
+    stream.read_exact(&mut [0; 200]).unwrap();
+    for _ in 0..2 {
+        send("TERM", server.process.id());
+        sleep(Duration::from_millis(50));
+    }
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains(r#""tokens_predicted":4000"#), "{answer:?}");
+    assert_eq!(server.process.wait().unwrap().code(), Some(0));
 }
 
 /// `nohup` starts programs with SIGHUP ignored; shells start background jobs of scripts with SIGINT

@@ -24,7 +24,7 @@ pub struct Limits {
 
 /// A server that runs under limits. [`HANG_GUARD`] limits its lifetime.
 pub struct Limited {
-    process: Child,
+    pub process: Child,
     /// Address, once the server listens.
     address: Option<String>,
     /// Collects what the server writes to standard error.

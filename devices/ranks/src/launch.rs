@@ -11,6 +11,8 @@ pub enum Launcher {
     OpenMpi,
     /// Slurm's `srun`.
     Srun,
+    /// `srun --mpi=pmi2`, whose protocol MPICH's libraries have.
+    SrunPmi2,
     /// The `mpirun` of MPICH and its derivatives.
     Mpich,
     /// Another launcher that supports PMIx.
@@ -23,6 +25,7 @@ impl fmt::Display for Launcher {
             Launcher::Variables => "SAMITE_RANKS",
             Launcher::OpenMpi => "Open MPI's mpirun",
             Launcher::Srun => "srun",
+            Launcher::SrunPmi2 => "srun with PMI-2",
             Launcher::Mpich => "MPICH's mpirun",
             Launcher::Pmix => "a launcher with PMIx",
         })
@@ -64,8 +67,15 @@ impl Launch {
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
         let number = |name| variable(name)?.trim().parse().ok();
         VARIABLES.into_iter().find_map(|(launcher, size, rank)| {
+            let is_pmi2 = launcher == Launcher::Srun
+                && variable("PMI_RANK").is_some()
+                && variable("PMIX_RANK").is_none();
             let launch = Launch {
-                launcher,
+                launcher: if is_pmi2 {
+                    Launcher::SrunPmi2
+                } else {
+                    launcher
+                },
                 size: number(size),
                 rank: number(rank),
             };
@@ -118,6 +128,11 @@ mod tests {
             ("PMI_SIZE", "8"),
         ];
         assert_eq!(found(&slurm), Some((Launcher::Srun, Some(8), Some(7))));
+        let pmi2 = [&slurm[..], &[("PMI_RANK", "7")]].concat();
+        let launched = |launcher| Some((launcher, Some(8), Some(7)));
+        assert_eq!(found(&pmi2), launched(Launcher::SrunPmi2));
+        let pmix = [&pmi2[..], &[("PMIX_RANK", "7")]].concat();
+        assert_eq!(found(&pmix), launched(Launcher::Srun));
         assert_eq!(
             found(&[("PMIX_RANK", "1")]),
             Some((Launcher::Pmix, None, Some(1)))

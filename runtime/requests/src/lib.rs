@@ -38,7 +38,8 @@
 //! | `request.rs` | [`Request`], its limits, and reasons for rejection |
 //! | `event.rs` | [`Event`]: the events of a request |
 //! | `event_queue.rs` | the queue between the engine and a [`Reader`] |
-//! | `engine.rs` | [`Engine`], with slots in `admission.rs`, `batch.rs`, `drafts.rs`, `room.rs`, and saved texts in `saved.rs` |
+//! | `engine.rs` | [`Engine`], with slots in `admission.rs`, `batch.rs`, `drafts.rs`, `room.rs` |
+//! | `engine/saved.rs` | texts for files and other servers |
 //! | `running.rs` | one request from submission to end |
 //! | `blocks.rs` | events about blocks of tokens in the cache, for routers |
 //! | `disk.rs` | the disk cache |

@@ -7,6 +7,7 @@ use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::form::{Form, calls_or_schema, constraint, form};
 use crate::kv_transfer::TransferRole;
+use crate::min_tokens::MinTokens;
 use crate::reasoning_budget::{ReasoningBudget, ReasoningLimit};
 use crate::sampling::{probabilities, sampling};
 use crate::settings::settings;
@@ -241,6 +242,19 @@ impl Job {
             )?;
             constraint = Some(Box::new(limit));
         }
+        if let Some(least) = fields
+            .count(&["min_tokens"], most as usize)?
+            .filter(|&n| n > 0)
+        {
+            if max_tokens.is_some_and(|most| least > most) {
+                return Err(ApiError::field(
+                    "min_tokens",
+                    "must not exceed \"max_tokens\"",
+                ));
+            }
+            let limit = MinTokens::new(constraint.take(), &context.tokenizer, least);
+            constraint = Some(Box::new(limit));
+        }
         let params = sampling(context, fields)?;
         let shares = lora(context, fields)?;
         let slot = fields.integer(&["id_slot"], -1, most)?;
@@ -379,7 +393,7 @@ fn salt(context: &RequestContext, fields: &Fields<'_>) -> Result<u64> {
 /// Rejects the fields that other servers use to constrain a text. Ignoring them would produce a
 /// text of the wrong form.
 fn refuse_unknown_shapes(fields: &Fields<'_>) -> Result<()> {
-    const KNOWN: [(&str, &str); 12] = [
+    const KNOWN: [(&str, &str); 11] = [
         ("functions", "use \"tools\""),
         ("function_call", "use \"tool_choice\""),
         ("guided_json", "use \"json_schema\""),
@@ -388,7 +402,6 @@ fn refuse_unknown_shapes(fields: &Fields<'_>) -> Result<()> {
         ("guided_choice", "use \"grammar\""),
         ("structured_outputs", "use \"json_schema\" or \"grammar\""),
         ("suffix", "use POST /infill"),
-        ("min_tokens", "use \"ignore_eos\" or \"grammar\""),
         ("use_beam_search", "texts are drawn"),
         ("audio", "texts are written only"),
         ("web_search_options", "nothing is fetched"),

@@ -71,6 +71,7 @@ mod kv_transfer;
 mod latency;
 mod library;
 mod loader;
+mod min_tokens;
 mod model_events;
 mod openapi;
 mod options;

@@ -192,8 +192,9 @@ pub async fn answer(
     if !is_stream {
         let choices = running.all().await?;
         let mut whole = encoder.whole(&choices);
-        if let Some(prompt) = prompt {
-            whole["kv_transfer_params"] = kv_transfer::offer(&context, prompt).await.into();
+        if let (Some(prompt), Value::Object(members)) = (prompt, &mut whole) {
+            let params = kv_transfer::offer(&context, prompt).await;
+            members.insert("kv_transfer_params".to_owned(), params.into());
         }
         return Ok(json_response(200, &whole));
     }

@@ -103,8 +103,8 @@ impl FleetArgs {
 
 #[cfg(feature = "kv-events")]
 impl FleetArgs {
-    /// Creates the publisher of events, if it is enabled. A deterministic engine reuses nothing, so
-    /// that there is nothing to publish.
+    /// Creates the publisher of events, if it is enabled. A deterministic engine has no cache
+    /// to publish.
     pub fn publisher(&self, is_deterministic: bool) -> CommandResult<Option<Arc<Publisher>>> {
         let Some(endpoint) = &self.events.kv_events else {
             return Ok(None);

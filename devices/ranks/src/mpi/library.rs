@@ -270,7 +270,7 @@ pub(crate) fn start(launch: Option<Launch>) -> Result<Box<dyn Transport>, MpiErr
         Some(path) => vec![path.as_str()],
         None => {
             let kinds = match launch.map(|launch| launch.launcher) {
-                Some(Launcher::Mpich) => [MPICH, OPEN_MPI, ANY],
+                Some(Launcher::Mpich | Launcher::SrunPmi2) => [MPICH, OPEN_MPI, ANY],
                 _ => [OPEN_MPI, MPICH, ANY],
             };
             kinds.concat()

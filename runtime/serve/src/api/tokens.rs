@@ -81,11 +81,9 @@ fn piece(app: &App, token: u32) -> Value {
 
 /// Returns the tokens of `content` or `prompt`.
 fn tokens_of_text(context: &RequestContext, fields: &Fields, is_vllm: bool) -> Result<Vec<u32>> {
-    let add_special = if is_vllm {
-        fields.boolean(&["add_special_tokens"], true)?
-    } else {
-        fields.boolean(&["add_special"], false)?
-    };
+    let of_prompt = fields.boolean(&["add_special_tokens"], true)?;
+    let of_content = fields.boolean(&["add_special"], false)?;
+    let add_special = if is_vllm { of_prompt } else { of_content };
     let parse_special = fields.boolean(&["parse_special"], true)?;
     match fields.get(&["content", "prompt"]) {
         None => Ok(Vec::new()),

@@ -26,6 +26,9 @@ const HASH: usize = blake3::OUT_LEN;
 /// Maximum time until a peer has sent or taken the next part.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Maximum time until a peer has shown that it knows the secret. Others wait for its place.
+const HELLO_TIME: Duration = Duration::from_secs(2);
+
 /// Minimum bytes of a secret.
 const MIN_SECRET: usize = 32;
 
@@ -195,7 +198,7 @@ pub(super) async fn answer<B: AsRef<[u8]>>(
     find: impl FnOnce(&TransferId) -> Option<B>,
 ) -> Result<()> {
     let mut hello = [0; MAGIC.len() + 16 + 16 + HASH];
-    within_patience(stream.read_exact(&mut hello)).await?;
+    timeout(HELLO_TIME, stream.read_exact(&mut hello)).await??;
     let (magic, rest) = hello.split_at(MAGIC.len());
     let (id, rest) = rest.split_at(16);
     let (random, hash) = rest.split_at(16);

@@ -708,7 +708,7 @@ fn echo_prepends_the_prompt_to_a_completion() {
         (json!({"n": 2, "best_of": 3}), "best_of"),
         (json!({"suffix": "end"}), "suffix"),
         (json!({"guided_json": {}}), "guided_json"),
-        (json!({"min_tokens": 3}), "min_tokens"),
+        (json!({"min_tokens": 3, "max_tokens": 2}), "min_tokens"),
     ] {
         let (status, answer) = body(more);
         assert_eq!(
@@ -769,6 +769,7 @@ fn a_server_without_keys_answers_only_to_private_host_names() {
             "gpu:8080",
             "gpu.local",
             "gpu.home.arpa",
+            "samite.models.svc",
             "[::1]:80",
         ] {
             assert_eq!(status(name), "200", "{name} at {host}");
@@ -1129,6 +1130,32 @@ fn null_and_missing_members_of_messages_and_tools_have_defaults() {
         answer["prompt"].as_str().unwrap().contains("a\nb"),
         "{answer}"
     );
+}
+
+#[test]
+fn a_text_does_not_end_before_min_tokens() {
+    let server = Server::simple();
+    let eos = 2;
+    let generated = |more: Value| {
+        let mut body = json!({
+            "prompt": "Once", "n_predict": 20, "logit_bias": [[eos, 100.0]], "temperature": 0,
+        });
+        let more = more.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(more);
+        let (status, answer) = server.post("/completion", &body);
+        assert_eq!(status, 200, "{answer}");
+        let count = answer["tokens_predicted"].as_u64().unwrap();
+        (count, answer["content"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(generated(json!({})).0, 1);
+    assert_eq!(generated(json!({"min_tokens": 0})).0, 1);
+    assert_eq!(generated(json!({"min_tokens": 7})).0, 8);
+    assert_eq!(generated(json!({"min_tokens": 20})).0, 20);
+    let (_, text) = generated(json!({"min_tokens": 7, "grammar": "root ::= \"ab\" \"c\"*"}));
+    assert!(text.starts_with("abcc"), "{text}");
+    // A complete form ends the text.
+    let (_, text) = generated(json!({"min_tokens": 7, "grammar": "root ::= \"ab\""}));
+    assert_eq!(text, "ab");
 }
 
 #[test]

@@ -144,6 +144,11 @@ fn invalid_params_are_refused_by_name() {
         assert_eq!(status, 400, "{answer}");
         assert!(answer.to_string().contains(field), "{answer}");
     }
+    // A list has no place for an offer.
+    let asks = json!({"do_remote_decode": true});
+    let body = json!({"prompt": ["Once"], "n_predict": 1, "kv_transfer_params": asks});
+    let (status, answer) = server.post("/completion", &body);
+    assert_eq!(status, 200, "{answer}");
     // Those of other programs are ignored.
     let foreign = json!({"do_remote_prefill": true, "remote_host": "10.0.0.1", "remote_port": 1});
     let body = json!({"prompt": "Once", "max_tokens": 1, "kv_transfer_params": foreign});
