@@ -229,7 +229,7 @@ pub(crate) struct OfferedPrompt {
 
 impl OfferedPrompt {
     /// Returns the prompt of a job, if its cache is to be offered.
-    pub fn of(job: &Job) -> Option<Self> {
+    pub fn from_job(job: &Job) -> Option<Self> {
         match (&job.transfer, &job.requests[..]) {
             (Some(TransferRole::Offers), [request]) => Some(OfferedPrompt {
                 tokens: request.prompt.clone(),

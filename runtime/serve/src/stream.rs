@@ -181,7 +181,7 @@ pub async fn answer(
     if let Some(role) = &job.transfer {
         kv_transfer::fetch(&context, &job, role).await;
     }
-    let prompt = kv_transfer::OfferedPrompt::of(&job);
+    let prompt = kv_transfer::OfferedPrompt::from_job(&job);
     let submitting = Arc::clone(&context);
     let (running, job) = tokio::task::spawn_blocking(move || {
         let running = Running::submit(&submitting, &mut job)?;
