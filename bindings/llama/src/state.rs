@@ -12,7 +12,6 @@ use crate::memory::sequence;
 use samite_llm::SavedSequence;
 use std::ffi::c_char;
 use std::io::Write;
-use std::sync::Arc;
 
 /// "smtc", for states of contexts.
 const MAGIC_CONTEXT: u32 = 0x6374_6d73;
@@ -74,13 +73,13 @@ impl<'a> StateReader<'a> {
     }
 
     fn sequence(&mut self, length: usize) -> Outcome<SavedSequence> {
-        Ok(SavedSequence::from_bytes(Arc::from(self.take(length)?))?)
+        Ok(SavedSequence::from_bytes(self.take(length)?.to_vec())?)
     }
 }
 
 /// Restores a sequence. Returns the number of bytes read.
 fn restore(state: &mut ContextState, id: i32, bytes: &[u8]) -> Outcome<usize> {
-    let saved = SavedSequence::from_bytes(Arc::from(bytes))?;
+    let saved = SavedSequence::from_bytes(bytes.to_vec())?;
     state.saved = None;
     let engine = state.engine()?;
     let id = sequence(engine, id)?;

@@ -11,8 +11,11 @@ use crate::finite::are_finite;
 use crate::kv::{KvCache, Window};
 use crate::model::Model;
 use samite_core::{DType, StoredTensor};
-use samite_gguf::{GgufFile, KEY_ARCHITECTURE, LoadMode, Metadata, TensorSpec, Writer};
+use samite_gguf::{
+    GgufFile, Header, KEY_ARCHITECTURE, LoadMode, Metadata, TensorInfo, TensorSpec, Writer,
+};
 use samite_text::SamplerState;
+use std::ops::{Deref, Range};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -66,8 +69,40 @@ struct CacheRows {
     dtype: DType,
     width: usize,
     count: usize,
-    bytes: Vec<u8>,
+    bytes: RowBytes,
 }
+
+/// Bytes of rows: within those of a whole file that is in memory, or on their own.
+#[derive(Clone, Debug)]
+struct RowBytes {
+    file: Arc<Vec<u8>>,
+    range: Range<usize>,
+}
+
+impl From<Vec<u8>> for RowBytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        RowBytes {
+            range: 0..bytes.len(),
+            file: Arc::new(bytes),
+        }
+    }
+}
+
+impl Deref for RowBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.file.get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl PartialEq for RowBytes {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for RowBytes {}
 
 /// FNV-1a hash.
 pub(crate) struct Fingerprint(u64);
@@ -144,6 +179,17 @@ pub(crate) fn runs(rows: &[usize]) -> impl Iterator<Item = (usize, &[usize])> {
 }
 
 impl CacheRows {
+    fn new(info: &TensorInfo, bytes: RowBytes) -> Self {
+        let [width, count, ..] = info.shape;
+        CacheRows {
+            name: info.name.to_string(),
+            dtype: info.dtype,
+            width,
+            count,
+            bytes,
+        }
+    }
+
     fn read(tensor: &StoredTensor, rows: &[usize]) -> Result<Self> {
         let layout = tensor.layout();
         let row = layout.row_bytes();
@@ -157,7 +203,7 @@ impl CacheRows {
             dtype: layout.dtype(),
             width: layout.shape()[0],
             count: rows.len(),
-            bytes,
+            bytes: bytes.into(),
         })
     }
 
@@ -376,32 +422,39 @@ impl SavedSequence {
         Self::from_file(&GgufFile::open(path, LoadMode::Read)?)
     }
 
-    /// Reads a sequence from the bytes of such a file.
+    /// Reads a sequence from the bytes of such a file, which are not copied.
     ///
     /// # Errors
     /// Fails like [`read`](Self::read).
-    pub fn from_bytes(bytes: Arc<[u8]>) -> Result<Self> {
-        Self::from_file(&GgufFile::from_bytes("a saved sequence", bytes)?)
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self> {
+        let header = Header::from_bytes(&bytes)?;
+        let bytes = Arc::new(bytes);
+        let rows = header.tensors.iter().map(|info| {
+            let start = usize::try_from(info.offset).unwrap_or(usize::MAX);
+            let bytes = RowBytes {
+                file: Arc::clone(&bytes),
+                range: start..start.saturating_add(info.size),
+            };
+            CacheRows::new(info, bytes)
+        });
+        Self::from_parts("a saved sequence", &header.metadata, rows.collect())
     }
 
     fn from_file(file: &GgufFile) -> Result<Self> {
-        let wrong = |what: &str| Error::invalid(format!("{}: {what}", file.path().display()));
-        let metadata = file.metadata();
-        if metadata.get::<&str>(KEY_ARCHITECTURE)? != Some(ARCHITECTURE) {
-            return Err(wrong("this is no saved sequence"));
-        }
-        let mut tensors = Vec::new();
-        for info in file.tensors().iter() {
+        let rows = file.tensors().iter().map(|info| {
             let mut bytes = try_filled(0, Some(info.size), "a saved sequence")?;
             file.read_tensor_into(info, &mut bytes)?;
-            let [width, count, ..] = info.shape;
-            tensors.push(CacheRows {
-                name: info.name.to_string(),
-                dtype: info.dtype,
-                width,
-                count,
-                bytes,
-            });
+            Ok(CacheRows::new(info, bytes.into()))
+        });
+        let rows = rows.collect::<Result<_>>()?;
+        Self::from_parts(&file.path().display().to_string(), file.metadata(), rows)
+    }
+
+    /// Returns the sequence in a file that is called `name` in errors.
+    fn from_parts(name: &str, metadata: &Metadata, tensors: Vec<CacheRows>) -> Result<Self> {
+        let wrong = |what: &str| Error::invalid(format!("{name}: {what}"));
+        if metadata.get::<&str>(KEY_ARCHITECTURE)? != Some(ARCHITECTURE) {
+            return Err(wrong("this is no saved sequence"));
         }
         let stopped = match metadata.get::<Vec<u64>>(SAMPLER)?.as_deref() {
             None => None,
@@ -674,7 +727,7 @@ mod tests {
             dtype,
             width: 1,
             count: 1,
-            bytes: bytes.to_vec(),
+            bytes: bytes.to_vec().into(),
         };
         for (dtype, number, spoilt) in [
             (DType::F32, &[0, 0, 0x7f, 0x7f][..], &[0, 0, 0xc0, 0x7f][..]),
@@ -684,7 +737,7 @@ mod tests {
             let mut saved = saved();
             saved.tensors = vec![rows(dtype, number)];
             let bytes = saved.to_bytes().unwrap();
-            SavedSequence::from_bytes(bytes.into()).unwrap();
+            SavedSequence::from_bytes(bytes).unwrap();
 
             saved.tensors = vec![rows(dtype, spoilt)];
             let folder = tempfile::tempdir().unwrap();
@@ -699,7 +752,7 @@ mod tests {
             let mut writer = Writer::new(Vec::new(), &metadata, specs).unwrap();
             saved.append_to(&mut writer).unwrap();
             let bytes = writer.finish().unwrap();
-            let error = SavedSequence::from_bytes(bytes.into()).unwrap_err();
+            let error = SavedSequence::from_bytes(bytes).unwrap_err();
             assert!(error.to_string().contains("delete the file"), "{error}");
         }
     }
@@ -731,7 +784,7 @@ mod tests {
             dtype: DType::F32,
             width: 1,
             count: 0,
-            bytes: Vec::new(),
+            bytes: Vec::new().into(),
         });
         assert_eq!(other.checksum(), saved.checksum());
     }

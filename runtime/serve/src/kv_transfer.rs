@@ -343,7 +343,7 @@ async fn fetched(
     let bytes = link::fetch(stream, &transfers.options.secret, id, reserve).await;
     let bytes = bytes.map_err(text)?;
     let length = bytes.len();
-    let read = tokio::task::spawn_blocking(move || SavedSequence::from_bytes(bytes.into())).await;
+    let read = tokio::task::spawn_blocking(move || SavedSequence::from_bytes(bytes)).await;
     let saved = read.map_err(|error| error.to_string())?;
     let saved = saved.map_err(|error| error.to_string())?;
     let (adapters, salt) = (request.adapters.clone(), request.cache.salt);

@@ -60,7 +60,7 @@ fn every_architecture_continues_from_a_saved_sequence() {
             "{}",
             architecture.name
         );
-        assert_eq!(SavedSequence::from_bytes(bytes.into()).unwrap(), saved);
+        assert_eq!(SavedSequence::from_bytes(bytes).unwrap(), saved);
         let mut after = context(&model, options(DType::F16, false));
         fill(&mut after, 0, 0, 40);
         fill(&mut after, 1, 0, 20);

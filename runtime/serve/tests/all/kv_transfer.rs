@@ -163,10 +163,10 @@ fn a_peer_without_the_secret_learns_nothing() {
     let port = params["remote_port"].as_u64().unwrap();
     for hello in [&b""[..], &[0; 72], &[b'x'; 500]] {
         let mut stream = TcpStream::connect(("127.0.0.1", port as u16)).unwrap();
-        stream.write_all(hello).unwrap();
-        stream.shutdown(std::net::Shutdown::Write).unwrap();
-        let mut answer = Vec::new();
         // The connection may be reset, because the hello is not read completely.
+        let _ = stream.write_all(hello);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty());
     }

@@ -42,7 +42,7 @@ def alone(gbit):
 
 def server(args, folder, name, *flags):
     port = free_ports(1)[0]
-    command = [args.samite, "serve", "-m", args.model, "--host", "127.0.0.1", "--port", str(port), "-t", "1"]
+    command = [args.samite, "serve", "-v", "-m", args.model, "--host", "127.0.0.1", "--port", str(port), "-t", "1"]
     command += ["-c", str(4 * args.tokens + 8192), "--parallel", "8", "--kv-unified", *flags]
     child = Child(command, f"{folder}/{name}.log")
     wait_for(port, "/ready", child.process, name)
