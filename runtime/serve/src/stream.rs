@@ -16,7 +16,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -203,13 +203,7 @@ pub async fn answer(
         let sessions = &conversation.sessions;
         sessions.create(context.caller.owner, &conversation.id)
     });
-    Ok(streamed(
-        context,
-        running,
-        job.ping_seconds,
-        encoder,
-        session,
-    ))
+    streamed(context, running, job.ping_seconds, encoder, session).await
 }
 
 /// Where a stream goes.
@@ -283,18 +277,35 @@ pub fn json_lines(receiver: mpsc::Receiver<Bytes>) -> Response {
     event_stream(receiver, true)
 }
 
-/// Streams an answer. Sends its headers at once.
-fn streamed(
+/// Reports once whether a stream has begun.
+struct StreamStart(Option<oneshot::Sender<Result<()>>>);
+
+impl StreamStart {
+    /// Reports the result. Returns false if it was reported before.
+    fn report(&mut self, result: Result<()>) -> bool {
+        let sender = self.0.take();
+        // The receiver is gone if the client has disconnected.
+        sender.map(|sender| sender.send(result)).is_some()
+    }
+}
+
+/// Streams an answer. Its headers wait for the first token or ping: until then, an error has a
+/// status, and a router can send the request to another server. A resumable stream sends its
+/// headers at once.
+async fn streamed(
     context: Arc<RequestContext>,
     mut running: Running,
     ping_seconds: u64,
     mut encoder: impl ResponseEncoder,
     session: Option<Arc<StreamSession>>,
-) -> Response {
+) -> Result<Response> {
     let is_lines = encoder.is_lines();
     let (sender, receiver) = mpsc::channel::<Bytes>(16);
+    let (begin, begun) = oneshot::channel();
+    let mut start = StreamStart(Some(begin));
     let sink = match session {
         Some(session) => {
+            start.report(Ok(()));
             let followed = Arc::clone(&session);
             tokio::spawn(async move { followed.follow(0, sender).await });
             StreamSink::Session(session)
@@ -316,6 +327,7 @@ fn streamed(
                 // Cancels the requests.
                 () = sink.abandoned() => return,
                 () = tokio::time::sleep(ping), if ping_seconds > 0 && !is_lines => {
+                    start.report(Ok(()));
                     if !sink.send(Bytes::from_static(b": ping\n\n")).await {
                         return;
                     }
@@ -323,9 +335,13 @@ fn streamed(
                 }
             };
             let Some((at, event)) = event else { break };
+            let is_start = matches!(event, Event::Started(_));
             let updates = running.choices[at].take(event);
             for update in &updates {
                 if let Update::Failed(error) = update {
+                    if start.report(Err(error.clone())) {
+                        return;
+                    }
                     encoder.error(error, &mut out);
                     if let Some(bytes) = out.take() {
                         sink.send(bytes).await;
@@ -334,18 +350,27 @@ fn streamed(
                 }
                 encoder.update(&running.choices[at], update, &mut out);
             }
-            if let Some(bytes) = out.take()
-                && !sink.send(bytes).await
-            {
-                return;
+            // What announces an answer is sent with its first token.
+            if is_start && start.0.is_some() {
+                continue;
+            }
+            if let Some(bytes) = out.take() {
+                start.report(Ok(()));
+                if !sink.send(bytes).await {
+                    return;
+                }
             }
         }
+        start.report(Ok(()));
         encoder.end(&running.choices, &mut out);
         if let Some(bytes) = out.take() {
             sink.send(bytes).await;
         }
     });
-    event_stream(receiver, is_lines)
+    // The task has panicked if it did not report.
+    let gone = |_| ApiError::new(500, "the stream has ended");
+    begun.await.map_err(gone)??;
+    Ok(event_stream(receiver, is_lines))
 }
 
 /// Returns a response whose body arrives in parts: events, or lines of JSON.

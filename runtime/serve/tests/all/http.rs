@@ -1158,6 +1158,35 @@ fn a_text_does_not_end_before_min_tokens() {
     assert_eq!(text, "ab");
 }
 
+/// A router can send a request again as long as it has no headers.
+#[test]
+fn a_stream_without_a_token_has_no_headers() {
+    let options = ServeOptions {
+        drain_seconds: 0,
+        ..ServeOptions::default()
+    };
+    let engine = EngineOptions {
+        slots: 1,
+        context: Some(ENDLESS),
+        ..EngineOptions::default()
+    };
+    let server = Server::start(options, engine);
+    let body = json!({"prompt": "Once", "stream": true, "ignore_eos": true}).to_string();
+    let mut first = server.send("POST", "/v1/completions", "", &body);
+    first.read_exact(&mut [0; 100]).unwrap();
+    let mut second = server.send("POST", "/v1/completions", "", &body);
+    samite_testing::wait_until("the second request waits", || {
+        server.get("/load").1["server_load"] == 2
+    });
+    server.stop.cancel();
+    let mut answer = String::new();
+    second.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    let mut rest = String::new();
+    first.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("error"), "{rest}");
+}
+
 #[test]
 fn requests_with_other_cache_salts_share_nothing() {
     let server = Server::simple();
