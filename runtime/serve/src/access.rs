@@ -79,29 +79,18 @@ pub fn is_own_host(options: &ServeOptions, headers: &HeaderMap) -> bool {
     let Ok(host) = host.to_str() else {
         return false;
     };
-    let name = without_port(host);
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if is_port(port) => name,
+        _ => host,
+    };
+    let name = unbracketed(name);
     let is_given = |host: &String| unbracketed(host.trim()).eq_ignore_ascii_case(name);
     name.is_empty()
         || is_private_name(name)
         || name.parse::<IpAddr>().is_ok()
         || options.hosts.iter().any(is_given)
         || options.allowed_hosts.iter().any(is_given)
-}
-
-/// Returns the host in the URL of a request.
-pub fn host(headers: &HeaderMap) -> Option<String> {
-    let host = headers.get(header::HOST)?.to_str().ok()?;
-    let name = without_port(host);
-    (!name.is_empty()).then(|| name.to_owned())
-}
-
-/// Returns the name or address of a host without its port and brackets.
-fn without_port(host: &str) -> &str {
-    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
-    match host.rsplit_once(':') {
-        Some((name, port)) if is_port(port) => unbracketed(name),
-        _ => unbracketed(host),
-    }
 }
 
 /// Returns whether a name cannot be in the public domain name system: it has no dot, or is in a

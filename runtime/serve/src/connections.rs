@@ -66,6 +66,8 @@ struct Waiting {
 pub struct Connection {
     all: Arc<Connections>,
     address: IpAddr,
+    /// Address of this machine, if it is known.
+    pub local_address: Option<IpAddr>,
     /// Notified if the connection must close once it is idle.
     pub leave: Arc<Notify>,
     /// Notified if the connection must close at once.
@@ -178,6 +180,7 @@ impl Connections {
         let connection = Connection {
             all: Arc::clone(self),
             address,
+            local_address: None,
             leave: Arc::default(),
             cut: Arc::default(),
             is_leaving: Arc::default(),

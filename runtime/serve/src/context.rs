@@ -8,6 +8,7 @@ use crate::kv_transfer::KvTransfers;
 use crate::stream_sessions::ResumableConversation;
 use crate::turns::Turns;
 use samite_core::CancelToken;
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -27,8 +28,8 @@ pub struct RequestContext {
     pub conversation: Option<ResumableConversation>,
     /// Transfers of KV caches, if they are enabled.
     pub transfers: Option<Arc<KvTransfers>>,
-    /// Host in the URL of the request.
-    pub host: Option<String>,
+    /// Address of this machine on which the request arrived.
+    pub local_address: Option<IpAddr>,
 }
 
 impl RequestContext {
@@ -49,7 +50,7 @@ impl RequestContext {
             cancel: CancelToken::new(),
             conversation: None,
             transfers: None,
-            host: None,
+            local_address: None,
         }
     }
 

@@ -37,7 +37,8 @@ pub struct KvTransferOptions {
     /// Address to listen on for servers that fetch caches, such as `0.0.0.0:5600`. `None` for a
     /// server that only fetches.
     pub listen: Option<String>,
-    /// Host under which other servers reach this one. `None` for the one in the requests' `Host`.
+    /// Host under which other servers reach this one. `None` for the address on which a request
+    /// arrives.
     pub host: Option<String>,
     /// Secret of the fleet.
     pub secret: TransferSecret,
@@ -197,8 +198,11 @@ impl KvTransfers {
         port: u16,
     ) -> io::Result<Value> {
         let id = link::random()?;
-        let own_host = self.options.host.as_ref().or(context.host.as_ref());
-        let host = own_host.map_or("127.0.0.1", String::as_str);
+        // Not the request's `Host`, which a client could choose for another server to connect to.
+        let local = context.local_address.map(|address| address.to_string());
+        let Some(host) = self.options.host.clone().or(local) else {
+            return Err(io::Error::other("this server does not know its address"));
+        };
         lock(&self.offers).insert(id, Offer { bytes, account });
         let transfers = Arc::downgrade(self);
         tokio::spawn(async move {
@@ -215,7 +219,7 @@ impl KvTransfers {
             "remote_host": host,
             "remote_port": port,
             "tp_size": 1,
-            "samite_signature": self.sign(host, port, &id).to_hex().as_str(),
+            "samite_signature": self.sign(&host, port, &id).to_hex().as_str(),
         }))
     }
 }
@@ -245,7 +249,7 @@ impl OfferedPrompt {
 /// if there is nothing to offer.
 pub(crate) async fn offer(context: &RequestContext, prompt: OfferedPrompt) -> Option<Value> {
     let Some(transfers) = &context.transfers else {
-        tracing::warn!("a request asks for a transfer: start the server with --kv-transfer");
+        tracing::warn!("a request asks for a cache: start the server with --kv-transfer");
         return None;
     };
     let Some(port) = *lock(&transfers.port) else {
@@ -336,7 +340,9 @@ async fn fetched(
     let mut hold = None;
     let reserve = |length: usize| {
         // The bytes, and the sequence that is read from them.
-        let charge = context.account.hold("kv_transfer_params", 2 * length);
+        let charge = context
+            .account
+            .hold("kv_transfer_params", length.saturating_mul(2));
         hold = Some(charge.map_err(|error| io::Error::other(error.message))?);
         Ok(())
     };

@@ -26,6 +26,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::response::{IntoResponse, Response};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -147,6 +148,7 @@ async fn respond(hub: Arc<Hub>, peer: &Connection, request: hyper::Request<Incom
                     caller,
                     account: Arc::clone(&account),
                     headers: parts.headers.clone(),
+                    local_address: peer.local_address,
                 };
                 let is_get = [Method::GET, Method::HEAD].contains(&parts.method);
                 match (methods.get, methods.post, methods.delete) {
@@ -373,6 +375,7 @@ struct CheckedRequest {
     caller: Caller,
     account: Arc<RequestAccount>,
     headers: HeaderMap,
+    local_address: Option<IpAddr>,
 }
 
 /// Maximum number of bytes in the identifier of a conversation.
@@ -414,7 +417,7 @@ impl CheckedRequest {
             id,
         });
         context.transfers.clone_from(&self.hub.transfers);
-        context.host = access::host(&self.headers);
+        context.local_address = self.local_address;
         Ok(Arc::new(context))
     }
 

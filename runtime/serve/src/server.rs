@@ -201,7 +201,9 @@ async fn listen(listener: TcpListener, shared: Arc<ServerContext>) {
                 Ok((stream, peer)) => {
                     let _ = stream.set_nodelay(true);
                     let shared = Arc::clone(&shared);
-                    let place = Arc::new(shared.connections.add(peer.ip()));
+                    let mut place = shared.connections.add(peer.ip());
+                    place.local_address = stream.local_addr().ok().map(|address| address.ip());
+                    let place = Arc::new(place);
                     let taken = taken(stream, place, shared, is_late);
                     // Do not wait for connections that arrive after the shutdown began.
                     if is_late {

@@ -21,7 +21,8 @@ pub struct FleetArgs {
     /// 0.0.0.0:5600
     #[arg(long, value_name = "ADDRESS", requires = "kv_transfer_key")]
     kv_transfer: Option<String>,
-    /// Host under which other servers reach this one [default: the one in the request's URL]
+    /// Host under which other servers reach this one [default: the address on which a request
+    /// arrives]
     #[arg(long, value_name = "HOST", requires = "kv_transfer")]
     kv_transfer_host: Option<String>,
     /// File with a secret of at least 32 bytes that all servers of the fleet share; with it, this

@@ -11,7 +11,7 @@ fn options(secret: u8, listens: bool) -> ServeOptions {
     ServeOptions {
         kv_transfer: Some(KvTransferOptions {
             listen: listens.then(|| "127.0.0.1:0".to_owned()),
-            host: listens.then(|| "127.0.0.1".to_owned()),
+            host: None,
             secret: TransferSecret::new(&[secret; 32]).unwrap(),
         }),
         ..ServeOptions::default()
@@ -103,6 +103,8 @@ fn a_prompt_that_cannot_be_fetched_is_computed() {
         counts(&answer).1
     };
     let params = offered(&prefill, path, body);
+    // It is not the request's host, which a client chooses.
+    assert_eq!(params["remote_host"], "127.0.0.1", "{params}");
     // A server with another secret, and one without any, do not fetch.
     assert_eq!(decode(&server(2, false), &params), 0);
     assert_eq!(decode(&Server::simple(), &params), 0);
