@@ -385,6 +385,13 @@ def completion_of(request):
     return body | constraint_of(sampling.get("guided_decoding") or {})
 
 
+def gbnf_string(text):
+    """Returns a text as a string of samite's grammars."""
+    for character, escape in [("\\", r"\\"), ('"', r"\""), ("\n", r"\n"), ("\r", r"\r"), ("\t", r"\t")]:
+        text = text.replace(character, escape)
+    return f'"{text}"'
+
+
 def constraint_of(guided):
     """Returns samite's fields for a constraint of the answer's form."""
     guided = {
@@ -398,8 +405,7 @@ def constraint_of(guided):
     if guided.keys() == {"grammar"}:
         return {"grammar": guided["grammar"]}
     if guided.keys() == {"choice"}:
-        # JSON's escapes of strings are those of GBNF.
-        return {"grammar": "root ::= " + " | ".join(json.dumps(text) for text in guided["choice"])}
+        return {"grammar": "root ::= " + " | ".join(map(gbnf_string, guided["choice"]))}
     raise InvalidArgument(
         f"guided decoding by {', '.join(guided)}: is not supported; "
         "use a JSON schema, a grammar or choices"

@@ -269,7 +269,7 @@ def serve(cluster, samite, model, flags, count):
         *flags,
     ]
     job = cluster.submit(
-        f"--array=0-{SERVERS - 1}", *command, SAMITE=samite, SERVERS=str(servers), HOST="127.0.0.1"
+        f"--array=0-{SERVERS - 1}", *command, SAMITE=samite, SERVERS=str(servers), SAMITE_HOST="127.0.0.1"
     )
     router = Router(servers)
     ready = lambda: sum(router.is_ready(server) for server, _ in router.servers())

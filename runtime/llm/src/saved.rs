@@ -537,6 +537,29 @@ impl Context {
         Ok([self.model().fingerprint()?, adapters])
     }
 
+    /// Returns the bytes of the rows that [`save`](Self::save) would copy.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if the sequence does not exist.
+    pub fn saved_bytes(&self, sequence: usize) -> Result<usize> {
+        let cache = self.kv_cache();
+        let count = |cells: &crate::kv::Cells| -> Result<usize> {
+            cells.check(sequence)?;
+            Ok(cells.count(sequence, 0..i32::MAX))
+        };
+        let all = count(&cache.cells)?;
+        let windowed = match &cache.window {
+            Some(window) => count(&window.cells)?,
+            None => all,
+        };
+        let states = cache.states.as_ref().map(|states| states.row(sequence));
+        let has_state = states.is_some_and(|row| row > 0);
+        let [all, windowed, state] = [all, windowed, has_state.into()].map(|rows| vec![0; rows]);
+        let sizes = places(cache, [&all, &windowed, &state])
+            .map(|(tensor, rows)| tensor.layout().row_bytes().saturating_mul(rows.len()));
+        Ok(sizes.fold(0, usize::saturating_add))
+    }
+
     /// Saves the cache of `sequence`. The context does not know its tokens.
     ///
     /// # Errors
@@ -590,6 +613,30 @@ impl Context {
     }
 
     fn check_saved(&self, sequence: usize, saved: &SavedSequence) -> Result<()> {
+        self.check_restorable(saved, self.adapters_of(sequence))?;
+        let cache = self.kv_cache();
+        cache.cells.check(sequence)?;
+        let free = cache.cells.free() + cache.cells.count(sequence, 0..i32::MAX);
+        if saved.len() > free {
+            return Err(Error::ContextFull {
+                tokens: saved.len(),
+                size: self.n_ctx(),
+                free,
+            });
+        }
+        Ok(())
+    }
+
+    /// Checks that a saved sequence fits an empty context, for a sequence with these adapters.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if it has another model, other adapters or another type
+    /// of cache, or is contradictory. Returns [`Error::ContextFull`] if it is too long.
+    pub fn check_restorable(
+        &self,
+        saved: &SavedSequence,
+        adapters: &[ScaledAdapter],
+    ) -> Result<()> {
         let wrong = |what: String| Err(Error::invalid(what));
         if saved.fingerprint != self.model().fingerprint()? {
             return wrong(format!(
@@ -598,7 +645,7 @@ impl Context {
                 self.model().name()
             ));
         }
-        if saved.adapters != fingerprint_of_adapters(self.adapters_of(sequence))? {
+        if saved.adapters != fingerprint_of_adapters(adapters)? {
             return wrong(
                 "the saved sequence was computed with other adapters or control vectors (--lora, --control-vector)"
                     .to_owned(),
@@ -615,13 +662,11 @@ impl Context {
             return wrong("the saved sequence contradicts itself".to_owned());
         }
         let cache = self.kv_cache();
-        cache.cells.check(sequence)?;
-        let free = cache.cells.free() + cache.cells.count(sequence, 0..i32::MAX);
-        if saved.len() > free {
+        if saved.len() > self.n_ctx() {
             return Err(Error::ContextFull {
                 tokens: saved.len(),
                 size: self.n_ctx(),
-                free,
+                free: self.n_ctx(),
             });
         }
         if self.needed(saved) > saved.window.len() {

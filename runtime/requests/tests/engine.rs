@@ -780,11 +780,20 @@ fn check_moved_prefix(
     let (_, own) = text(first, asked(prompt.clone(), 1));
     let tokens: Vec<u32> = prompt.clone().collect();
     let used = asked(prompt.clone(), 1).adapters;
-    let save =
-        |engine: &mut Engine, salt| engine.save_prefix(&tokens, used.as_deref(), salt).unwrap();
+    let save = |engine: &mut Engine, salt| {
+        let saved = engine.save_prefix(&tokens, used.as_deref(), salt, |_| true);
+        saved.unwrap()
+    };
     assert_eq!(save(first, 4), None, "another owner");
     assert_eq!(save(second, 3), None, "nothing was computed");
+    let mut size = 0;
+    let refused = first.save_prefix(&tokens, used.as_deref(), 3, |bytes| {
+        size = bytes;
+        false
+    });
+    assert_eq!(refused.unwrap(), None);
     let saved = save(first, 3).unwrap();
+    assert_eq!(size, saved.bytes());
     assert!(saved.len() < tokens.len() && saved.tokens == tokens[..saved.len()]);
     let restored = second.restore_prefix(used.as_deref(), 3, &saved);
     assert_eq!(restored.unwrap(), saved.len());

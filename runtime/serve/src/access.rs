@@ -95,17 +95,9 @@ pub fn is_own_host(options: &ServeOptions, headers: &HeaderMap) -> bool {
 
 /// Returns whether a name cannot be in the public domain name system: it has no dot, or is in a
 /// zone that is reserved for private use (RFC 6761, 6762, 8375; ICANN's `internal`) or that home
-/// routers or Kubernetes use.
+/// routers use.
 fn is_private_name(name: &str) -> bool {
-    const ZONES: [&str; 7] = [
-        "localhost",
-        "local",
-        "internal",
-        "home.arpa",
-        "lan",
-        "svc",
-        "test",
-    ];
+    const ZONES: [&str; 6] = ["localhost", "local", "internal", "home.arpa", "lan", "test"];
     let lower = name.to_ascii_lowercase();
     let is_in = |zone: &str| {
         let rest = lower.strip_suffix(zone);

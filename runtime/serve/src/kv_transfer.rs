@@ -21,6 +21,7 @@ use crate::fields::Fields;
 use crate::job::Job;
 use link::TransferId;
 use samite_llm::{SavedSequence, ScaledAdapter};
+use samite_requests::Request;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
@@ -50,18 +51,37 @@ const OFFER_TIME: Duration = Duration::from_secs(60);
 /// Maximum time to connect to a server.
 const CONNECT_TIME: Duration = Duration::from_secs(3);
 
-/// Maximum number of connections that fetch at the same time. Further ones are closed.
+/// Maximum time of a whole transfer.
+const MAX_TRANSFER_TIME: Duration = Duration::from_secs(600);
+
+/// Maximum number of peers that have not shown yet that they know the secret. Further ones are
+/// closed.
+const MAX_STRANGERS: usize = 256;
+
+/// Maximum number of caches that are sent at the same time. Further peers wait.
 const MAX_FETCHES: usize = 64;
 
 /// Delay after a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Memory of an offer, which its owner's account pays for. Dropping it releases the memory.
+struct Reserved {
+    transfers: Arc<KvTransfers>,
+    bytes: usize,
+    account: RequestAccount,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        *lock(&self.transfers.reserved) -= self.bytes;
+    }
+}
+
 /// A cache that waits to be fetched.
 struct Offer {
     bytes: Vec<u8>,
-    /// Holds the charge for the bytes.
-    #[expect(dead_code, reason = "it is there to be dropped")]
-    account: RequestAccount,
+    #[expect(dead_code, reason = "held for its drop")]
+    reserved: Reserved,
 }
 
 /// Caches that this server offers, and its means to fetch others.
@@ -69,6 +89,8 @@ pub(crate) struct KvTransfers {
     options: KvTransferOptions,
     /// Maximum bytes of all offers together.
     limit: usize,
+    /// Bytes of all offers, and of those that are being made.
+    reserved: Mutex<usize>,
     /// Port on which other servers fetch, once the server listens.
     port: Mutex<Option<u16>>,
     offers: Mutex<BTreeMap<TransferId, Offer>>,
@@ -152,6 +174,7 @@ impl KvTransfers {
             options,
             // The rest is for the requests themselves.
             limit: request_memory / 4,
+            reserved: Mutex::default(),
             port: Mutex::default(),
             offers: Mutex::default(),
         })
@@ -178,10 +201,20 @@ impl KvTransfers {
         Ok(())
     }
 
-    /// Returns the bytes of all offers.
-    fn offered_bytes(&self) -> usize {
-        let offers = lock(&self.offers);
-        offers.values().map(|offer| offer.bytes.len()).sum()
+    /// Reserves memory for an offer.
+    fn reserve(self: &Arc<Self>, bytes: usize, account: RequestAccount) -> Result<Reserved> {
+        let mut reserved = lock(&self.reserved);
+        if bytes > self.limit.saturating_sub(*reserved) {
+            let message = "offers would exceed a quarter of --request-memory: raise it";
+            return Err(ApiError::new(503, message));
+        }
+        account.charge("kv_transfer_params", bytes)?;
+        *reserved += bytes;
+        Ok(Reserved {
+            transfers: Arc::clone(self),
+            bytes,
+            account,
+        })
     }
 
     fn sign(&self, host: &str, port: u16, id: &TransferId) -> blake3::Hash {
@@ -194,16 +227,17 @@ impl KvTransfers {
         self: &Arc<Self>,
         context: &RequestContext,
         bytes: Vec<u8>,
-        account: RequestAccount,
+        reserved: Reserved,
         port: u16,
     ) -> io::Result<Value> {
         let id = link::random()?;
         // Not the request's `Host`, which a client could choose for another server to connect to.
-        let local = context.local_address.map(|address| address.to_string());
+        let local = context.local_address;
+        let local = local.map(|address| address.to_canonical().to_string());
         let Some(host) = self.options.host.clone().or(local) else {
             return Err(io::Error::other("this server does not know its address"));
         };
-        lock(&self.offers).insert(id, Offer { bytes, account });
+        lock(&self.offers).insert(id, Offer { bytes, reserved });
         let transfers = Arc::downgrade(self);
         tokio::spawn(async move {
             tokio::time::sleep(OFFER_TIME).await;
@@ -257,24 +291,37 @@ pub(crate) async fn offer(context: &RequestContext, prompt: OfferedPrompt) -> Op
         return None;
     };
     let offer = async {
+        let account = context.account.another();
+        let reserving = Arc::clone(transfers);
         let saved = on_engine(context, move |engine| {
-            engine.save_prefix(&prompt.tokens, prompt.adapters.as_deref(), prompt.salt)
+            let mut reserved = None;
+            let may_save = |bytes| {
+                let result = reserving.reserve(bytes, account);
+                let is_reserved = result.is_ok();
+                reserved = Some(result);
+                is_reserved
+            };
+            let (tokens, adapters) = (&prompt.tokens, prompt.adapters.as_deref());
+            let saved = engine.save_prefix(tokens, adapters, prompt.salt, may_save);
+            (saved, reserved)
         });
-        let saved = saved.await?;
-        let Some(saved) = saved.map_err(|error| ApiError::new(500, error.to_string()))? else {
+        let (saved, reserved) = saved.await?;
+        let saved = saved.map_err(|error| ApiError::new(500, error.to_string()))?;
+        let reserved = reserved.transpose()?;
+        let (Some(saved), Some(reserved)) = (saved, reserved) else {
             return Ok(None);
         };
-        if transfers.offered_bytes() + saved.bytes() > transfers.limit {
-            let message = "offers hold a quarter of --request-memory: make it larger";
-            return Err(ApiError::new(503, message));
-        }
-        let account = context.account.another();
-        // The sequence, and its bytes.
-        account.charge("kv_transfer_params", 2 * saved.bytes())?;
-        let bytes = tokio::task::spawn_blocking(move || saved.to_bytes()).await;
+        // The sequence, until its bytes are written.
+        let hold = reserved.account.hold("kv_transfer_params", saved.bytes())?;
+        let bytes = tokio::task::spawn_blocking(move || {
+            let bytes = saved.to_bytes();
+            drop(hold);
+            bytes
+        });
+        let bytes = bytes.await;
         let bytes = bytes.map_err(|error| ApiError::new(500, error.to_string()))?;
         let bytes = bytes.map_err(|error| ApiError::new(500, error.to_string()))?;
-        let offer = transfers.offer(context, bytes, account, port);
+        let offer = transfers.offer(context, bytes, reserved, port);
         offer
             .map(Some)
             .map_err(|error| ApiError::new(500, error.to_string()))
@@ -311,8 +358,17 @@ pub(crate) async fn fetch(context: &RequestContext, job: &Job, role: &TransferRo
         );
         return;
     }
+    let [request] = &job.requests[..] else {
+        return;
+    };
+    // A request of a slot finds only texts that were left in it.
+    if !request.cache.reuse || request.slot.is_some() {
+        return;
+    }
     let start = Instant::now();
-    match fetched(transfers, context, job, (host, *port), id).await {
+    let fetched = fetched(transfers, context, request, (host, *port), id);
+    let fetched = timeout(MAX_TRANSFER_TIME, fetched).await;
+    match fetched.unwrap_or_else(|_| Err("it takes too long".to_owned())) {
         Ok((tokens, bytes)) => {
             let time = start.elapsed().as_secs_f64() * 1e3;
             tracing::info!("{tokens} tokens ({bytes} bytes) fetched from {host} in {time:.1} ms");
@@ -326,23 +382,17 @@ pub(crate) async fn fetch(context: &RequestContext, job: &Job, role: &TransferRo
 async fn fetched(
     transfers: &KvTransfers,
     context: &RequestContext,
-    job: &Job,
+    request: &Request,
     place: (&str, u16),
     id: &TransferId,
 ) -> Result<(usize, usize), String> {
     let text = |error: io::Error| error.to_string();
-    let [request] = &job.requests[..] else {
-        return Err("the request has several prompts".to_owned());
-    };
     let stream = timeout(CONNECT_TIME, TcpStream::connect(place)).await;
     let stream = stream.map_err(|_| "the server does not answer".to_owned())?;
     let stream = stream.map_err(text)?;
     let mut hold = None;
     let reserve = |length: usize| {
-        // The bytes, and the sequence that is read from them.
-        let charge = context
-            .account
-            .hold("kv_transfer_params", length.saturating_mul(2));
+        let charge = context.account.hold("kv_transfer_params", length);
         hold = Some(charge.map_err(|error| io::Error::other(error.message))?);
         Ok(())
     };
@@ -363,28 +413,39 @@ async fn fetched(
 
 /// Answers servers that fetch caches.
 async fn accept(listener: TcpListener, transfers: Arc<KvTransfers>) {
-    let seats = Arc::new(Semaphore::new(MAX_FETCHES));
+    let strangers = Arc::new(Semaphore::new(MAX_STRANGERS));
+    let fetches = Arc::new(Semaphore::new(MAX_FETCHES));
     loop {
         let Ok((stream, peer)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        let Ok(seat) = Arc::clone(&seats).try_acquire_owned() else {
-            tracing::warn!(%peer, "too many servers fetch caches");
+        let Ok(stranger) = Arc::clone(&strangers).try_acquire_owned() else {
+            tracing::debug!(%peer, "too many connections for KV transfers");
             continue;
         };
-        let transfers = Arc::clone(&transfers);
+        let (transfers, fetches) = (Arc::clone(&transfers), Arc::clone(&fetches));
         tokio::spawn(async move {
-            let _seat = seat;
-            if let Err(error) = answer(stream, peer, &transfers).await {
-                tracing::warn!(%peer, %error, "a cache cannot be handed over");
+            let result = timeout(MAX_TRANSFER_TIME, async {
+                stream.set_nodelay(true)?;
+                let greeted = link::greet(stream, &transfers.options.secret).await?;
+                drop(stranger);
+                let _fetch = fetches.acquire().await.map_err(io::Error::other)?;
+                answer(greeted, peer, &transfers).await
+            });
+            if let Err(error) = result.await.unwrap_or_else(|late| Err(late.into())) {
+                // Anyone can connect, so this is no warning.
+                tracing::debug!(%peer, %error, "sending a KV cache failed");
             }
         });
     }
 }
 
-async fn answer(stream: TcpStream, peer: SocketAddr, transfers: &KvTransfers) -> io::Result<()> {
-    stream.set_nodelay(true)?;
+async fn answer(
+    greeted: link::Greeted<TcpStream>,
+    peer: SocketAddr,
+    transfers: &KvTransfers,
+) -> io::Result<()> {
     let start = Instant::now();
     let mut length = 0;
     let find = |id: &TransferId| {
@@ -392,7 +453,7 @@ async fn answer(stream: TcpStream, peer: SocketAddr, transfers: &KvTransfers) ->
         length = offer.bytes.len();
         Some(offer)
     };
-    link::answer(stream, &transfers.options.secret, find).await?;
+    greeted.answer(&transfers.options.secret, find).await?;
     let time = start.elapsed().as_secs_f64() * 1e3;
     tracing::info!(%peer, "{length} bytes of a cache sent in {time:.1} ms");
     Ok(())

@@ -67,6 +67,9 @@ impl Engine {
                     .into(),
             ));
         }
+        // Evict nothing for a text that cannot be used.
+        self.context
+            .check_restorable(saved, &self.adapters[key.0])?;
         self.room_for_text(saved.len());
         while self.kept.len() >= self.options.kept && self.evict_cheapest(None) {}
         let Some(sequence) = self.free_sequences.pop() else {
@@ -86,8 +89,9 @@ impl Engine {
         Ok(saved.len())
     }
 
-    /// Returns the longest cached prefix of a prompt that a request with these adapters and this
-    /// salt would continue, or `None` if there is none. `None` as adapters means the default ones.
+    /// Saves the longest cached prefix of a prompt that a request with these adapters and this salt
+    /// can reuse. Returns `None` if there is none, or if `may_save` returns false for its bytes.
+    /// `None` as adapters means the default ones.
     ///
     /// # Errors
     /// Returns an error if a device fails.
@@ -96,6 +100,7 @@ impl Engine {
         prompt: &[u32],
         adapters: Option<&[ScaledAdapter]>,
         salt: u64,
+        may_save: impl FnOnce(usize) -> bool,
     ) -> Result<Option<SavedSequence>> {
         let set = adapters.map_or(self.default_adapters, |adapters| self.adapter_set(adapters));
         let running = std::iter::empty();
@@ -113,19 +118,28 @@ impl Engine {
             return Ok(None);
         };
         let (from, is_whole) = (text.sequence, common == text.tokens.len());
-        let mut saved = if is_whole {
-            self.context.save(from)?
+        let save = |context: &mut samite_llm::Context, sequence| {
+            if may_save(context.saved_bytes(sequence)?) {
+                context.save(sequence).map(Some)
+            } else {
+                Ok(None)
+            }
+        };
+        let saved = if is_whole {
+            save(&mut self.context, from)?
         } else {
             let copy = self.sequence(Some(number), set)?;
             self.share(from, copy, common)?;
             let end = i32::try_from(common).unwrap_or(i32::MAX);
             let cut = self.context.kv_cache_mut().remove(copy, end..);
-            let saved = cut.and_then(|()| self.context.save(copy));
+            let saved = cut.and_then(|()| save(&mut self.context, copy));
             self.free(copy);
             saved?
         };
-        saved.tokens = prompt[..common].to_vec();
-        Ok(Some(saved))
+        Ok(saved.map(|mut saved| {
+            saved.tokens = prompt[..common].to_vec();
+            saved
+        }))
     }
 
     /// Removes the texts that requests with this salt left in a slot, and returns the number of

@@ -26,7 +26,7 @@ const HASH: usize = blake3::OUT_LEN;
 /// Maximum time until a peer has sent or taken the next part.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Maximum time until a peer has shown that it knows the secret. Others wait for its place.
+/// Maximum time until a peer has shown that it knows the secret.
 const HELLO_TIME: Duration = Duration::from_secs(2);
 
 /// Minimum bytes of a secret.
@@ -167,7 +167,7 @@ pub(super) async fn fetch(
     let length = length.await.map_err(|error| match error.kind() {
         ErrorKind::UnexpectedEof => Error::new(
             ErrorKind::NotFound,
-            "the server does not have it any more, or has another secret (--kv-transfer-key)",
+            "the server has no such cache, or another secret (--kv-transfer-key)",
         ),
         _ => error,
     })?;
@@ -187,16 +187,21 @@ pub(super) async fn fetch(
     Ok(bytes)
 }
 
-/// Answers one connection. `find` takes the cache with an ID.
+/// A connection whose peer knows the secret.
+pub(super) struct Greeted<S> {
+    stream: S,
+    id: TransferId,
+    random: [u8; 16],
+}
+
+/// Reads a peer's hello.
 ///
 /// # Errors
-/// Returns an error if the peer does not know the secret or is too slow, or if there is no cache
-/// with its ID. The peer is told nothing.
-pub(super) async fn answer<B: AsRef<[u8]>>(
-    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+/// Returns an error if the peer does not know the secret or is too slow. Sends nothing to it.
+pub(super) async fn greet<S: AsyncRead + Unpin>(
+    mut stream: S,
     secret: &TransferSecret,
-    find: impl FnOnce(&TransferId) -> Option<B>,
-) -> Result<()> {
+) -> Result<Greeted<S>> {
     let mut hello = [0; MAGIC.len() + 16 + 16 + HASH];
     timeout(HELLO_TIME, stream.read_exact(&mut hello)).await??;
     let (magic, rest) = hello.split_at(MAGIC.len());
@@ -211,17 +216,34 @@ pub(super) async fn answer<B: AsRef<[u8]>>(
             "the peer does not know the secret",
         ));
     }
-    let id = <TransferId>::try_from(id).map_err(Error::other)?;
-    let random = <[u8; 16]>::try_from(random).map_err(Error::other)?;
-    let found = find(&id).ok_or_else(|| Error::new(ErrorKind::NotFound, "no such cache"))?;
-    let bytes = found.as_ref();
-    let mut cipher = FrameCipher::new(secret, &id, &random)?;
-    let length = bytes.len() as u64;
-    cipher.send(&mut stream, &length.to_be_bytes()).await?;
-    for chunk in bytes.chunks(CHUNK) {
-        cipher.send(&mut stream, chunk).await?;
+    Ok(Greeted {
+        id: id.try_into().map_err(Error::other)?,
+        random: random.try_into().map_err(Error::other)?,
+        stream,
+    })
+}
+
+impl<S: AsyncWrite + Unpin> Greeted<S> {
+    /// Sends the cache that the peer asks for. `find` takes it by its ID.
+    ///
+    /// # Errors
+    /// Returns an error if there is no cache with this ID, or if the peer is too slow.
+    pub async fn answer<B: AsRef<[u8]>>(
+        mut self,
+        secret: &TransferSecret,
+        find: impl FnOnce(&TransferId) -> Option<B>,
+    ) -> Result<()> {
+        let missing = || Error::new(ErrorKind::NotFound, "no such cache");
+        let found = find(&self.id).ok_or_else(missing)?;
+        let bytes = found.as_ref();
+        let mut cipher = FrameCipher::new(secret, &self.id, &self.random)?;
+        let length = bytes.len() as u64;
+        cipher.send(&mut self.stream, &length.to_be_bytes()).await?;
+        for chunk in bytes.chunks(CHUNK) {
+            cipher.send(&mut self.stream, chunk).await?;
+        }
+        within_patience(self.stream.flush()).await
     }
-    within_patience(stream.flush()).await
 }
 
 #[cfg(test)]
@@ -249,7 +271,9 @@ mod tests {
             let (mut far, server) = duplex(1 << 16);
             tokio::spawn(async move {
                 let find = |id: &TransferId| (*id == ID).then_some(bytes);
-                let _ = answer(server, &other, find).await;
+                if let Ok(greeted) = greet(server, &other).await {
+                    let _ = greeted.answer(&other, find).await;
+                }
             });
             tokio::spawn(async move {
                 let mut hello = [0; 72];
@@ -331,7 +355,8 @@ mod tests {
         let error = runtime.block_on(async {
             let (client, server) = duplex(1 << 16);
             tokio::spawn(async move {
-                let _ = answer(server, &secret(1), |_| Some(vec![0; 1000])).await;
+                let greeted = greet(server, &secret(1)).await.unwrap();
+                let _ = greeted.answer(&secret(1), |_| Some(vec![0; 1000])).await;
             });
             let reserve = |length| {
                 assert_eq!(length, 1000);

@@ -769,7 +769,6 @@ fn a_server_without_keys_answers_only_to_private_host_names() {
             "gpu:8080",
             "gpu.local",
             "gpu.home.arpa",
-            "samite.models.svc",
             "[::1]:80",
         ] {
             assert_eq!(status(name), "200", "{name} at {host}");

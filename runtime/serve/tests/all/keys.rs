@@ -103,6 +103,20 @@ fn answers_do_not_reveal_requests_of_other_keys() {
 }
 
 #[test]
+fn a_salt_of_one_key_is_not_that_of_another() {
+    let server = start(options());
+    let cached = |key: &str| {
+        let body = json!({"prompt": "Once upon a time", "n_predict": 1, "cache_salt": "same"});
+        let (status, answer) = ask(&server, key, "POST", "/completion", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["timings"]["cache_n"].as_u64().unwrap()
+    };
+    assert_eq!(cached("alice"), 0);
+    assert_eq!(cached("bob"), 0);
+    assert!(cached("alice") > 0);
+}
+
+#[test]
 fn keys_can_share_prefixes() {
     let server = start(ServeOptions {
         shares_prefixes: true,

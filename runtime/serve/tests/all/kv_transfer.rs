@@ -182,14 +182,19 @@ fn a_peer_without_the_secret_learns_nothing() {
 fn offers_take_no_more_memory_than_requests_may() {
     let (path, body, _) = &requests()[1];
     let small = ServeOptions {
-        request_memory: 2 << 20,
+        // A quarter is for offers, so that the accounts of requests are never full.
+        request_memory: 12 << 20,
         ..options(1, true)
     };
     let prefill = Server::start(small, EngineOptions::default());
-    let offers: Vec<bool> = (0..40)
+    let offers: Vec<bool> = (0..60)
         .map(|_| offered(&prefill, path, body).is_object())
         .collect();
     assert!(offers[0]);
     let accepted = offers.iter().filter(|accepted| **accepted).count();
-    assert!(accepted < 40, "{accepted}");
+    assert!(accepted < 60, "{accepted}");
+    assert_eq!(
+        offers.iter().rposition(|accepted| *accepted),
+        Some(accepted - 1)
+    );
 }
