@@ -21,9 +21,9 @@ pub fn kv_events(bytes: &[u8]) {
 
 /// Parses a saved sequence. A valid one must survive a round trip.
 pub fn session(bytes: &[u8]) {
-    if let Ok(saved) = SavedSequence::from_bytes(bytes.into()) {
+    if let Ok(saved) = SavedSequence::from_bytes(bytes.to_vec()) {
         let written = saved.to_bytes().expect("what was read can be written");
-        SavedSequence::from_bytes(written.into()).expect("what was written can be read");
+        SavedSequence::from_bytes(written).expect("what was written can be read");
     }
 }
 

@@ -161,7 +161,7 @@ fn remote_server_clients() {
 
 #[test]
 fn sessions() {
-    let saved = SavedSequence::from_bytes(session().into());
+    let saved = SavedSequence::from_bytes(session());
     assert!(saved.is_ok(), "the seed is a saved sequence");
     check(samite_fuzz::session, INPUTS, &[session()]);
 }
