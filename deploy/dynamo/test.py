@@ -27,6 +27,9 @@ import tempfile
 import threading
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from testing import free_port
+
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 NAME = "model"
 # The guard against hangs, in seconds.
@@ -46,11 +49,6 @@ TOKENS = [8, 48, 300]
 # Number of prompts that are repeated to see where the router sends them.
 REPEATED = 6
 HELD = threading.Lock()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def free_low_port():

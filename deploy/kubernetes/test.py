@@ -15,7 +15,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,9 @@ from pathlib import Path
 import jsonschema
 import kubernetes_validate
 import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from testing import Check, free_port
 
 CHART = Path(__file__).resolve().parent / "samite"
 VERSIONS = ["1.32", "1.37"]
@@ -78,14 +80,6 @@ REFUSED = [
     ({"inference": {"enabled": True}, "auth": {"key": "a"}}, "auth: "),
     ({"inference": {"enabled": True}, "metrics": {"names": "samite"}}, "metrics.names: "),
 ]
-
-
-class Check:
-    failed = 0
-
-    def __call__(self, holds, text):
-        print(f"{'ok' if holds else 'FAILED'}: {text}", flush=True)
-        self.failed += not holds
 
 
 check = Check()
@@ -193,11 +187,6 @@ def consistent(manifests):
         if manifest["kind"] == "HTTPRoute":
             (backend,) = spec["rules"][0]["backendRefs"]
             assert (backend["kind"], backend["name"]) in names, f"HTTPRoute: {backend}"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 # A root like a container's: this machine's libraries, the model, and two writable folders.

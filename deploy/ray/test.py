@@ -65,18 +65,12 @@ os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "PYTHONPATH": str(HERE),
 }
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import aiohttp
 import ray
 from deployment import REPLICA_HEADER, Args, app
 from ray import serve
-
-
-class Check:
-    failed = 0
-
-    def __call__(self, holds, text):
-        print(f"{'ok' if holds else 'FAILED'}: {text}", flush=True)
-        self.failed += not holds
+from testing import Check
 
 
 check = Check()

@@ -24,6 +24,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from testing import Check, free_port
+
 HERE = Path(__file__).resolve().parent
 CLIENTS = 8
 SERVERS = 3
@@ -56,20 +59,7 @@ PartitionName=test Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class Check:
-    failed = 0
-
-    def __call__(self, holds, text):
-        print(f"{'ok' if holds else 'FAILED'}: {text}", flush=True)
-        self.failed += not holds
-
-
 check = Check()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def wait_for(what, holds, log=None):

@@ -1,6 +1,8 @@
 //! `samite serve`: serves models over HTTP.
 
-mod fleet;
+#[cfg(feature = "kv-events")]
+mod kv_events;
+mod kv_transfer;
 #[cfg(feature = "hub")]
 mod library;
 mod llama_log;
@@ -71,7 +73,11 @@ pub struct ServeArgs {
     requests: RequestArgs,
 
     #[command(flatten)]
-    fleet: fleet::FleetArgs,
+    kv_transfer: kv_transfer::TransferArgs,
+
+    #[cfg(feature = "kv-events")]
+    #[command(flatten)]
+    kv_events: kv_events::EventArgs,
 
     #[command(flatten)]
     talk: TalkArgs,
@@ -541,7 +547,7 @@ fn several(
         ));
     }
     #[cfg(feature = "kv-events")]
-    args.fleet.check_several()?;
+    args.kv_events.check_several()?;
     let mut models = Vec::new();
     if let Some(path) = setup.path()? {
         let model = setup.with_file(path.to_owned());
@@ -648,7 +654,7 @@ impl ServeArgs {
             slots: !self.http.no_slots,
             metrics: self.http.metrics,
             metrics_names: self.http.metrics_names.clone(),
-            kv_transfer: self.fleet.transfer()?,
+            kv_transfer: self.kv_transfer.options()?,
             props: self.http.props,
             page: !self.http.no_ui,
             is_embedded,
@@ -782,10 +788,10 @@ impl ServeArgs {
         };
         let least = requests.draft_p_min;
         #[cfg(feature = "kv-events")]
-        let publisher = self.fleet.publisher(requests.deterministic)?;
+        let publisher = self.kv_events.publisher(requests.deterministic)?;
         #[cfg(feature = "kv-events")]
         {
-            options.kv_events = publisher.as_deref().map(fleet::source);
+            options.kv_events = publisher.as_deref().map(kv_events::source);
         }
         let begin = move |context: Context| {
             let drafter = match &draft {

@@ -135,24 +135,17 @@ impl TransferRole {
         let id = params.text(&["remote_request_id"])?.and_then(parse_id);
         let signature = params.text(&["samite_signature"])?;
         let signature = signature.and_then(|text| blake3::Hash::from_hex(text).ok());
-        let role = |host: &str, port, id, signature| TransferRole::Fetches {
+        let port = port.and_then(|port| u16::try_from(port).ok());
+        let (Some(host), Some(port), Some(id), Some(signature)) = (host, port, id, signature)
+        else {
+            return Ok(None);
+        };
+        Ok(Some(TransferRole::Fetches {
             host: host.to_owned(),
             port,
             id,
             signature,
-        };
-        let known = (
-            host,
-            port.and_then(|port| u16::try_from(port).ok()),
-            id,
-            signature,
-        );
-        Ok(match known {
-            (Some(host), Some(port), Some(id), Some(signature)) => {
-                Some(role(host, port, id, signature))
-            }
-            _ => None,
-        })
+        }))
     }
 }
 
@@ -282,11 +275,9 @@ impl OfferedPrompt {
 /// Offers the cache of a computed prompt. Returns `kv_transfer_params` for the response, or `None`
 /// if there is nothing to offer.
 pub(crate) async fn offer(context: &RequestContext, prompt: OfferedPrompt) -> Option<Value> {
-    let Some(transfers) = &context.transfers else {
-        tracing::warn!("a request asks for a cache: start the server with --kv-transfer");
-        return None;
-    };
-    let Some(port) = *lock(&transfers.port) else {
+    let transfers = context.transfers.as_ref();
+    let listening = transfers.and_then(|transfers| Some((transfers, (*lock(&transfers.port))?)));
+    let Some((transfers, port)) = listening else {
         tracing::warn!("a request asks for a cache: start the server with --kv-transfer");
         return None;
     };

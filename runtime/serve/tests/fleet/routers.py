@@ -152,6 +152,7 @@ class Router:
 
 
 class Vllm(Router):
+    program = ["vllm-router"]
     policy = "kv_aware"
 
     def command(self):
@@ -160,7 +161,8 @@ class Vllm(Router):
         checks += ["--health-check-endpoint", "/ready", "--health-check-timeout-secs", "1"]
         limits = ["--request-timeout-secs", str(ROUTER_TIMEOUT), "--prometheus-port", str(self.extra)]
         place = ["--host", "127.0.0.1", "--port", str(self.port), "--policy", self.policy]
-        return [self.bin / "vllm-router", "--worker-urls", *self.fleet.urls(), *place, *checks, *limits]
+        program, *subcommand = self.program
+        return [self.bin / program, *subcommand, "--worker-urls", *self.fleet.urls(), *place, *checks, *limits]
 
 
 class VllmText(Vllm):
@@ -171,15 +173,9 @@ class VllmHash(Vllm):
     policy = "consistent_hash"
 
 
-class Sglang(Router):
+class Sglang(Vllm):
+    program = ["sglang-router", "launch"]
     policy = "cache_aware"
-
-    def command(self):
-        checks = ["--health-check-interval-secs", "1", "--health-failure-threshold", "2", "--health-success-threshold", "1"]
-        checks += ["--health-check-endpoint", "/ready", "--health-check-timeout-secs", "1"]
-        limits = ["--request-timeout-secs", str(ROUTER_TIMEOUT), "--prometheus-port", str(self.extra)]
-        place = ["--host", "127.0.0.1", "--port", str(self.port), "--policy", self.policy]
-        return [self.bin / "sglang-router", "launch", "--worker-urls", *self.fleet.urls(), *place, *checks, *limits]
 
 
 class Haproxy(Router):

@@ -1,41 +1,13 @@
-//! Flags of servers in a fleet: events of the KV cache for routers, and transfers of KV caches.
+//! KV cache events for routers of a fleet of servers.
 
-#[cfg(feature = "kv-events")]
 use crate::args::number;
 use crate::failure::{CommandError, CommandResult};
 use clap::Args;
-#[cfg(feature = "kv-events")]
 use samite::kv_events::{Publisher, PublisherOptions};
-#[cfg(feature = "kv-events")]
 use samite::serve::KvEventSource;
-use samite::serve::{KvTransferOptions, TransferSecret};
-use std::path::PathBuf;
-#[cfg(feature = "kv-events")]
 use std::sync::Arc;
 
-/// Flags of fleets.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Fleet")]
-pub struct FleetArgs {
-    /// Compute prompts for other servers, which fetch the KV cache at this address, such as
-    /// 0.0.0.0:5600
-    #[arg(long, value_name = "ADDRESS", requires = "kv_transfer_key")]
-    kv_transfer: Option<String>,
-    /// Host under which other servers reach this one [default: the address on which a request
-    /// arrives]
-    #[arg(long, value_name = "HOST", requires = "kv_transfer")]
-    kv_transfer_host: Option<String>,
-    /// File with a secret of at least 32 bytes that all servers of the fleet share; with it, this
-    /// server fetches KV caches that requests name
-    #[arg(long, value_name = "FILE")]
-    kv_transfer_key: Option<PathBuf>,
-    #[cfg(feature = "kv-events")]
-    #[command(flatten)]
-    events: EventArgs,
-}
-
 /// Flags of KV cache events.
-#[cfg(feature = "kv-events")]
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Fleet")]
 pub struct EventArgs {
@@ -61,17 +33,14 @@ pub struct EventArgs {
     kv_events_block: usize,
 }
 
-#[cfg(feature = "kv-events")]
 fn block_size(text: &str) -> Result<usize, String> {
     number(text, 1, 4096)
 }
 
 /// Number of messages to keep for clients that missed them; the same as vLLM's.
-#[cfg(feature = "kv-events")]
 const KEPT: usize = 10_000;
 
 /// Describes a publisher to routers.
-#[cfg(feature = "kv-events")]
 pub fn source(publisher: &Publisher) -> KvEventSource {
     KvEventSource {
         endpoint: publisher.endpoint().to_owned(),
@@ -81,33 +50,11 @@ pub fn source(publisher: &Publisher) -> KvEventSource {
     }
 }
 
-impl FleetArgs {
-    /// Returns the options of transfers, if they are enabled.
-    pub fn transfer(&self) -> CommandResult<Option<KvTransferOptions>> {
-        let Some(path) = &self.kv_transfer_key else {
-            return Ok(None);
-        };
-        let failed = |what: &str| {
-            CommandError::usage(format_args!("--kv-transfer-key {}: {what}", path.display()))
-        };
-        let content = std::fs::read(path).map_err(|error| failed(&error.to_string()))?;
-        let secret = TransferSecret::new(&content).ok_or_else(|| {
-            failed("a secret needs 32 bytes: write one with `openssl rand -hex 32`")
-        })?;
-        Ok(Some(KvTransferOptions {
-            listen: self.kv_transfer.clone(),
-            host: self.kv_transfer_host.clone(),
-            secret,
-        }))
-    }
-}
-
-#[cfg(feature = "kv-events")]
-impl FleetArgs {
+impl EventArgs {
     /// Creates the publisher of events, if it is enabled. A deterministic engine has no cache
     /// to publish.
     pub fn publisher(&self, is_deterministic: bool) -> CommandResult<Option<Arc<Publisher>>> {
-        let Some(endpoint) = &self.events.kv_events else {
+        let Some(endpoint) = &self.kv_events else {
             return Ok(None);
         };
         if is_deterministic {
@@ -117,9 +64,9 @@ impl FleetArgs {
         }
         let options = PublisherOptions {
             endpoint: endpoint.clone(),
-            replay: self.events.kv_events_replay.clone(),
-            topic: self.events.kv_events_topic.clone(),
-            block_size: self.events.kv_events_block,
+            replay: self.kv_events_replay.clone(),
+            topic: self.kv_events_topic.clone(),
+            block_size: self.kv_events_block,
             kept: KEPT,
         };
         let publisher = Publisher::start(options)
@@ -130,7 +77,7 @@ impl FleetArgs {
 
     /// Fails if there are several models: routers expect one per process.
     pub fn check_several(&self) -> CommandResult {
-        match &self.events.kv_events {
+        match &self.kv_events {
             None => Ok(()),
             Some(_) => Err(CommandError::usage(
                 "--kv-events: routers expect one model in a process: leave --models-dir and further -m out",
