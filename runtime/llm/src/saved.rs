@@ -502,13 +502,19 @@ impl SavedSequence {
 }
 
 impl Model {
-    /// Returns a hash that differs between models. It covers names, types, shapes, and the first
-    /// bytes of each weight.
+    /// Returns a hash that differs between models. It covers the metadata of the architecture, such
+    /// as RoPE's base, and the name, type, shape and first bytes of each weight.
     ///
     /// # Errors
     /// Returns an error if a device cannot be read.
     pub fn fingerprint(&self) -> Result<u64> {
         let mut fingerprint = Fingerprint::new();
+        let prefix = format!("{}.", self.architecture().name);
+        for (key, value) in self.metadata().iter() {
+            if key.starts_with(&prefix) {
+                fingerprint.add(format!("{key}: {value:?}\n").as_bytes());
+            }
+        }
         for spec in self.spec().tensors() {
             if let Some(stored) = self.weights().get(&spec.name) {
                 fingerprint.add_tensor(&spec.name, stored)?;

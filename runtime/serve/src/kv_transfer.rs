@@ -215,6 +215,20 @@ impl KvTransfers {
         self.options.secret.hash(&parts)
     }
 
+    /// Keeps an offer until it is fetched, or for [`OFFER_TIME`].
+    fn insert(self: &Arc<Self>, offer: Offer) -> io::Result<TransferId> {
+        let id = link::random()?;
+        lock(&self.offers).insert(id, offer);
+        let transfers = Arc::downgrade(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(OFFER_TIME).await;
+            if let Some(transfers) = transfers.upgrade() {
+                lock(&transfers.offers).remove(&id);
+            }
+        });
+        Ok(id)
+    }
+
     /// Offers a cache, and returns its description for the response.
     fn offer(
         self: &Arc<Self>,
@@ -223,21 +237,13 @@ impl KvTransfers {
         reserved: Reserved,
         port: u16,
     ) -> io::Result<Value> {
-        let id = link::random()?;
         // Not the request's `Host`, which a client could choose for another server to connect to.
         let local = context.local_address;
         let local = local.map(|address| address.to_canonical().to_string());
         let Some(host) = self.options.host.clone().or(local) else {
             return Err(io::Error::other("this server does not know its address"));
         };
-        lock(&self.offers).insert(id, Offer { bytes, reserved });
-        let transfers = Arc::downgrade(self);
-        tokio::spawn(async move {
-            tokio::time::sleep(OFFER_TIME).await;
-            if let Some(transfers) = transfers.upgrade() {
-                lock(&transfers.offers).remove(&id);
-            }
-        });
+        let id = self.insert(Offer { bytes, reserved })?;
         Ok(json!({
             "do_remote_prefill": true,
             "do_remote_decode": false,
@@ -453,5 +459,35 @@ async fn answer(
 impl AsRef<[u8]> for Offer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::account::Accounts;
+
+    #[test]
+    fn an_offer_and_its_memory_end_after_a_while() {
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let options = KvTransferOptions {
+                listen: None,
+                host: None,
+                secret: TransferSecret::new(&[1; 32]).unwrap(),
+            };
+            let accounts = Arc::new(Accounts::new(1 << 20));
+            let transfers = KvTransfers::new(options, 1 << 20);
+            let account = RequestAccount::new(&accounts, 0);
+            let bytes = vec![0; 1000];
+            let reserved = transfers.reserve(bytes.len(), account).unwrap();
+            let id = transfers.insert(Offer { bytes, reserved }).unwrap();
+            tokio::time::sleep(OFFER_TIME / 2).await;
+            assert!(lock(&transfers.offers).contains_key(&id));
+            tokio::time::sleep(OFFER_TIME).await;
+            assert!(lock(&transfers.offers).is_empty());
+            assert_eq!(*lock(&transfers.reserved), 0);
+        });
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use samite_core::DType;
+use samite_gguf::Value;
 use samite_llm::arch::ARCHITECTURES;
 use samite_llm::{Context, ContextOptions, SavedSequence, SyntheticModel};
 
@@ -88,6 +89,11 @@ fn invalid_inputs_are_refused_without_side_effects() {
         ..SyntheticModel::tiny("gemma3")
     });
     let other = other.load(vec![cpu()], "");
+    let rotated = TestModel::write(&SyntheticModel {
+        extra: vec![("rope.freq_base", Value::F32(1234.0))],
+        ..SyntheticModel::tiny("gemma3")
+    });
+    let rotated = rotated.load(vec![cpu()], "");
     let mut full = context(&model, options(DType::F16, true));
     let mut apart = context(&model, options(DType::F16, false));
     for context in [&mut full, &mut apart] {
@@ -100,6 +106,11 @@ fn invalid_inputs_are_refused_without_side_effects() {
     let mut cases = [
         (
             context(&other, options(DType::F16, true)),
+            &whole,
+            "another model",
+        ),
+        (
+            context(&rotated, options(DType::F16, true)),
             &whole,
             "another model",
         ),

@@ -128,6 +128,20 @@ fn a_prompt_that_cannot_be_fetched_is_computed() {
 }
 
 #[test]
+fn a_salt_is_of_the_prompt_on_both_servers() {
+    let (path, body, _) = &requests()[1];
+    let salted = with(body, json!({"cache_salt": "mine"}));
+    let (prefill, decode) = (server(1, true), server(1, false));
+    let params = offered(&prefill, path, &salted);
+    let (_, answer) = decode.post(path, &with(&salted, json!({"kv_transfer_params": params})));
+    assert!(counts(&answer).1 > 0, "{answer}");
+    for server in [&prefill, &decode] {
+        let (_, answer) = server.post(path, body);
+        assert_eq!(counts(&answer).1, 0, "{answer}");
+    }
+}
+
+#[test]
 fn invalid_params_are_refused_by_name() {
     let server = server(1, true);
     for (params, field) in [
