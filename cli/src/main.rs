@@ -17,6 +17,8 @@ mod grammar;
 mod help;
 #[cfg(feature = "hub")]
 mod hub;
+#[cfg(feature = "vision")]
+mod images;
 mod interrupt;
 mod log;
 mod model_name;

@@ -17,7 +17,9 @@ use crate::shown::{counted, escaped, one_line, say};
 use clap::Args;
 use input::MessageInput;
 use printer::Printer;
-use samite::chat::{ChatTemplate, Guard, Message, MessageRole, PromptOptions, ReasoningFormat};
+use samite::chat::{
+    ChatTemplate, Guard, Message, MessageRole, Prompt, PromptOptions, ReasoningFormat,
+};
 use samite::gguf::AtomicFile;
 use samite::llm::{Error, Finish, Generation, Model, sampler_params};
 use samite::text::{Sampler, SamplerParams};
@@ -159,16 +161,19 @@ impl ChatForm {
 
     /// Returns the tokens of a conversation of one message.
     pub(super) fn tokens(&self, model: &Model, message: &str) -> CommandResult<Vec<u32>> {
+        let tokens = self.prompt(model, message)?.tokens(model.tokenizer()?);
+        tokens.map_err(CommandError::error)
+    }
+
+    /// Returns the prompt of a conversation of one message.
+    pub(super) fn prompt(&self, model: &Model, message: &str) -> CommandResult<Prompt> {
         let template = self.choose(model)?;
         let tokenizer = model.tokenizer()?;
         let guard = Guard::for_template(tokenizer, template.source(false));
         let system = self.system.as_deref().map(Message::system);
         let messages: Vec<Message> = system.into_iter().chain([Message::user(message)]).collect();
         let prompt = template.prompt(&messages, &PromptOptions::new(samite::now()), &guard);
-        prompt
-            .map_err(CommandError::error)?
-            .tokens(tokenizer)
-            .map_err(CommandError::error)
+        prompt.map_err(CommandError::error)
     }
 }
 

@@ -15,7 +15,11 @@ use crate::watch::{Trouble, WatchArgs};
 use crate::{files, interrupt, progress, ranks};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use samite::llm::{Context, Finish, GenerateOptions, Generation, Session, sampler_params};
+#[cfg(feature = "vision")]
+use samite::chat::Prompt;
+use samite::llm::{
+    Context, Finish, GenerateOptions, Generation, PlacedImage, Session, sampler_params,
+};
 use samite::text::{Sampler, SamplerParams};
 use serde_json::{Value, json};
 use std::borrow::Cow;
@@ -113,6 +117,10 @@ pub struct RunArgs {
     #[command(flatten)]
     template: TemplateArgs,
 
+    #[cfg(feature = "vision")]
+    #[command(flatten)]
+    images: crate::images::ImageArgs,
+
     #[command(flatten)]
     watch: WatchArgs,
 
@@ -135,6 +143,8 @@ struct Ready {
     prompt: String,
     /// Its tokens. `None` continues where a saved text stopped.
     tokens: Option<Vec<u32>>,
+    /// Its images.
+    images: Vec<PlacedImage>,
     trace: Option<TraceFile>,
     trouble: Trouble,
 }
@@ -153,6 +163,14 @@ impl RunArgs {
         }
         self.text = text;
         Ok(())
+    }
+
+    fn has_images(&self) -> bool {
+        #[cfg(feature = "vision")]
+        let has_images = self.images.are_given();
+        #[cfg(not(feature = "vision"))]
+        let has_images = false;
+        has_images
     }
 
     /// Returns the file of a saved text, if it exists.
@@ -182,6 +200,16 @@ impl RunArgs {
                 "--system and --chat-template are for conversations: add --chat, or see `samite chat`",
             ));
         }
+        for (flag, is_given) in [
+            ("--session", self.session.is_some()),
+            ("--keep", self.keep.is_some()),
+        ] {
+            if is_given && self.has_images() {
+                return Err(CommandError::usage(format_args!(
+                    "{flag} is for texts without images: leave it out, or --image"
+                )));
+            }
+        }
         Sampler::new(self.sampling.params(SamplerParams::default())?)
             .map_err(CommandError::usage)?;
         #[cfg(feature = "grammar")]
@@ -203,6 +231,14 @@ impl RunArgs {
         let params = self.sampling.params(sampler_params(model.metadata())?)?;
         let mut seed = params.seed;
         let sampler = Sampler::new(params).map_err(CommandError::usage)?;
+        #[cfg(feature = "vision")]
+        let loaded_images = self
+            .images
+            .load(&model, context_options.threads_batch, &cancel)?;
+        #[cfg(feature = "vision")]
+        if let Some(images) = &loaded_images {
+            images.fit(&mut context_options);
+        }
         let (options, shared) = (context_options.clone(), Arc::clone(&model));
         let context = renewal::context(&setup, &self.cpu, shared, options)?;
         // The context size now limits how much of an endless text to read.
@@ -222,10 +258,25 @@ impl RunArgs {
             None => sampler,
         };
         let mut tokens = None;
+        #[cfg_attr(
+            not(feature = "vision"),
+            expect(unused_mut, reason = "no images are loaded")
+        )]
+        let mut images = Vec::new();
         if let Some(source) = source {
             let mut text =
                 source.tokens(&tokenizer, true, n_ctx, |piece| prompt.push_str(piece))?;
-            if self.chat && ranks::is_first() {
+            #[cfg(feature = "vision")]
+            if let Some(loaded) = &loaded_images {
+                let marked = loaded.text(&prompt)?;
+                let prompt = if self.chat {
+                    form.prompt(&model, &marked)?
+                } else {
+                    Prompt::of_text(marked)
+                };
+                (text, images) = loaded.tokens(&model, &prompt)?;
+            }
+            if self.chat && images.is_empty() && ranks::is_first() {
                 text = form.tokens(&model, &prompt)?;
             }
             let text = ranks::of_first(text)?;
@@ -282,6 +333,7 @@ impl RunArgs {
             seed,
             prompt,
             tokens,
+            images,
             trace,
             trouble,
         })
@@ -293,6 +345,7 @@ impl RunArgs {
             return Ok(());
         };
         for (flag, is_given) in [
+            ("--image", self.has_images()),
             ("--session", self.session.is_some()),
             ("--trace", self.trace.is_some()),
             ("--watch", self.watch.is_given()),
@@ -331,6 +384,7 @@ pub fn run(mut args: RunArgs) -> CommandResult {
         seed,
         prompt,
         tokens,
+        images,
         mut trace,
         trouble,
     } = ranks::together(ranks::LOADING, args.prepare())?;
@@ -378,6 +432,9 @@ pub fn run(mut args: RunArgs) -> CommandResult {
         }
     };
     let generation = match &tokens {
+        Some(tokens) if !images.is_empty() => {
+            session.generate_with_images(tokens, images, &mut sampler, &options, on_text)
+        }
         Some(tokens) => session.generate_with(tokens, &mut sampler, &options, on_text),
         None => session.resume(&mut sampler, &options, on_text),
     };

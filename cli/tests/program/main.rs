@@ -16,6 +16,8 @@ mod high_bandwidth;
 mod hostile;
 #[cfg(feature = "hub")]
 mod hub;
+#[cfg(feature = "vision")]
+mod images;
 mod imatrix;
 #[cfg(target_os = "linux")]
 mod interrupt;

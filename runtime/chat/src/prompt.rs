@@ -97,6 +97,17 @@ pub struct Prompt {
 }
 
 impl Prompt {
+    /// Creates a prompt of a text whose special tokens are parsed.
+    pub fn of_text(text: String) -> Self {
+        Prompt {
+            pieces: vec![PromptPiece {
+                text,
+                parse_special: true,
+            }],
+            generation_prompt: String::new(),
+        }
+    }
+
     /// Returns the whole text.
     pub fn text(&self) -> String {
         self.pieces
@@ -110,17 +121,64 @@ impl Prompt {
     /// # Errors
     /// Returns an error if the text is too long.
     pub fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizeError> {
-        let parts = self
-            .pieces
-            .iter()
-            .map(|piece| (piece.text.as_str(), piece.parse_special));
-        let mut tokens = tokenizer.tokenize_parts(parts, tokenizer.adds_bos())?;
-        // The text continues, so it has no EOS token.
-        if tokenizer.adds_bos() && tokenizer.adds_eos() {
-            tokens.pop();
-        }
-        Ok(tokens)
+        let pieces = self.pieces.iter();
+        let parts = pieces.map(|piece| (piece.text.as_str(), piece.parse_special));
+        tokens_of(tokenizer, parts, tokenizer.adds_bos())
     }
+
+    /// Returns the tokens before, between and after images. In the text, `marker` stands for an
+    /// image. `around` are the texts before and after each image, whose special tokens are parsed.
+    ///
+    /// # Errors
+    /// Returns an error if the text is too long.
+    pub fn tokens_around_images(
+        &self,
+        tokenizer: &Tokenizer,
+        marker: &str,
+        around: [&str; 2],
+    ) -> Result<Vec<Vec<u32>>, TokenizeError> {
+        let mut parts: Vec<Vec<(&str, bool)>> = vec![Vec::new()];
+        let [before, after] = around.map(|text| (text, true));
+        for piece in &self.pieces {
+            for (index, text) in piece.text.split(marker).enumerate() {
+                if index > 0 {
+                    parts
+                        .last_mut()
+                        .into_iter()
+                        .for_each(|part| part.push(before));
+                    parts.push(vec![after]);
+                }
+                let text = (text, piece.parse_special);
+                parts
+                    .last_mut()
+                    .into_iter()
+                    .for_each(|part| part.push(text));
+            }
+        }
+        let parts = parts.into_iter().enumerate();
+        parts
+            .map(|(index, part)| {
+                tokens_of(
+                    tokenizer,
+                    part.into_iter(),
+                    index == 0 && tokenizer.adds_bos(),
+                )
+            })
+            .collect()
+    }
+}
+
+fn tokens_of<'a>(
+    tokenizer: &Tokenizer,
+    parts: impl Iterator<Item = (&'a str, bool)>,
+    add_bos: bool,
+) -> Result<Vec<u32>, TokenizeError> {
+    let mut tokens = tokenizer.tokenize_parts(parts, add_bos)?;
+    // The text continues, so it has no EOS token.
+    if add_bos && tokenizer.adds_eos() {
+        tokens.pop();
+    }
+    Ok(tokens)
 }
 
 /// Introduction of tools, for models whose template does not support them.

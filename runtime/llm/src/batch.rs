@@ -1,4 +1,4 @@
-//! Tokens to decode, or embeddings instead of tokens, with their positions and sequences.
+//! Tokens to decode, and embeddings in their place, with their positions and sequences.
 
 use crate::error::{Error, Result};
 use crate::kv::Cells;
@@ -8,21 +8,33 @@ use crate::kv::Cells;
 pub struct BatchToken {
     /// Token id; 0 if an embedding replaces the token.
     pub id: u32,
-    /// Position in its sequences.
+    /// Position in its sequences: the number of tokens before it.
     pub position: i32,
+    /// Position for rotations on three axes (M-RoPE): time, row and column. Equal to `position` in
+    /// a text without images.
+    pub axes: [i32; 3],
+    /// Last position that it attends to: its own, or that of the last token of its image if the
+    /// tokens of an image attend to each other in both directions.
+    pub sees: i32,
     /// True if the logits after the token, or its embedding, are requested. Embeddings of whole
     /// sequences do not need this.
     pub wants_logits: bool,
-    /// Index in the batch.
-    index: usize,
+    /// Index of its embedding in the batch, if it has one.
+    embedding: Option<usize>,
     first_sequence: usize,
     end_sequence: usize,
 }
 
+impl BatchToken {
+    /// Returns whether an embedding replaces the token.
+    pub fn is_embedded(&self) -> bool {
+        self.embedding.is_some()
+    }
+}
+
 /// Tokens that are decoded together. Reusing a batch saves allocations.
 ///
-/// Embeddings can replace tokens, for example those of images. Either all tokens are replaced or
-/// none.
+/// Embeddings can replace tokens, for example those of images.
 ///
 /// ```
 /// use samite_llm::Batch;
@@ -69,15 +81,17 @@ impl Batch {
         self.tokens.push(BatchToken {
             id,
             position,
+            axes: [position; 3],
+            sees: position,
             wants_logits,
-            index: self.tokens.len(),
+            embedding: None,
             first_sequence,
             end_sequence: self.sequences.len(),
         });
     }
 
-    /// Appends an embedding, with as many elements as the model is wide, like [`add`](Self::add)
-    /// appends a token.
+    /// Appends an embedding like [`add`](Self::add) appends a token. It has as many elements as
+    /// [`Spec::input_width`](crate::arch::Spec::input_width).
     pub fn add_embedding(
         &mut self,
         embedding: &[f32],
@@ -86,8 +100,19 @@ impl Batch {
         wants_logits: bool,
     ) {
         self.add(0, position, sequences, wants_logits);
+        if let Some(token) = self.tokens.last_mut() {
+            token.embedding = Some(self.n_embedded);
+        }
         self.embeddings.extend_from_slice(embedding);
         self.n_embedded += 1;
+    }
+
+    /// Sets the [axes](BatchToken::axes) of the last token, and the last position that it
+    /// [sees](BatchToken::sees).
+    pub fn place_last(&mut self, axes: [i32; 3], sees: i32) {
+        if let Some(token) = self.tokens.last_mut() {
+            (token.axes, token.sees) = (axes, sees);
+        }
     }
 
     /// Removes all tokens and keeps the memory.
@@ -98,14 +123,10 @@ impl Batch {
         self.n_embedded = 0;
     }
 
-    /// Returns whether embeddings replace the tokens.
-    pub fn is_embedded(&self) -> bool {
-        self.n_embedded > 0
-    }
-
-    /// Returns the embeddings of `part`, which is a contiguous slice of this batch's tokens.
+    /// Returns the embeddings of `part`, which is a contiguous slice of this batch's embedded tokens.
     pub(crate) fn embeddings_of(&self, part: &[BatchToken], width: usize) -> &[f32] {
-        let first = part.first().map_or(0, |token| token.index);
+        let first = part.first().and_then(|token| token.embedding);
+        let first = first.unwrap_or_default();
         let rows = first * width..(first + part.len()) * width;
         self.embeddings.get(rows).unwrap_or_default()
     }
@@ -184,11 +205,6 @@ impl Batch {
                 "the batch has {} tokens, n_batch is {n_batch}: split it",
                 self.len(),
             )));
-        }
-        if self.is_embedded() && self.n_embedded != self.len() {
-            return Err(Error::invalid(
-                "the batch has tokens and embeddings: decode one after the other",
-            ));
         }
         if self.embeddings.len() != self.n_embedded * width {
             return Err(Error::invalid(format!(

@@ -123,7 +123,7 @@ impl Context {
             scheduler,
             graphs: GraphCache::new(options.n_seq),
             loaded: None,
-            staging: Staging::new(&sizes, model.spec().n_embd)?,
+            staging: Staging::new(&sizes, model.spec())?,
             values: Vec::new(),
             width: 0,
             embeddings: Vec::new(),
@@ -198,7 +198,7 @@ impl Context {
             ..self.options.clone()
         };
         let sizes = plan::check(&self.model, &options)?;
-        let staging = Staging::new(&sizes, self.model.spec().n_embd)?;
+        let staging = Staging::new(&sizes, self.model.spec())?;
         (self.options.output, self.options.n_logits, self.sizes) = (output, n_logits, sizes);
         let before_staging = std::mem::replace(&mut self.staging, staging);
         self.forget_results();
@@ -446,7 +446,7 @@ impl Context {
         }
         let spec = self.model.spec();
         let n_batch = self.options.n_batch;
-        batch.check(spec.n_vocab, spec.n_embd, n_batch, &self.cache.cells)?;
+        batch.check(spec.n_vocab, spec.input_width(), n_batch, &self.cache.cells)?;
         if let Some(count) = spec.embedding.positions {
             let beyond = |token: &&BatchToken| token.position as usize >= count;
             if let Some(token) = batch.tokens().iter().find(beyond) {

@@ -179,6 +179,7 @@ mod tests {
                 n_seqs: 1,
                 n_means: 0,
                 is_embedded: false,
+                has_axes: false,
                 mixed: None,
                 n_top_k: 0,
             },

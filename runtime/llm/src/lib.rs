@@ -74,6 +74,7 @@ mod error;
 mod finite;
 mod fit;
 mod graphs;
+mod images;
 pub mod importance;
 mod kv;
 pub mod log_probs;
@@ -103,6 +104,7 @@ pub use cost::TokenCost;
 pub use embed::{Normalization, cosine, embed, fit_to};
 pub use error::{Error, Result};
 pub use fit::{DeviceNeed, Fit, FitOptions};
+pub use images::{FIRST_IMAGE_ID, ImageTokens, Images, PlacedImage};
 pub use kv::{CacheKind, Cells, KvCache};
 pub use model::{Model, ModelOptions, ModelPlan, Progress};
 pub use perplexity::{

@@ -3,6 +3,7 @@
 use crate::batch::Batch;
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::images::{FIRST_IMAGE_ID, Images, PlacedImage};
 use crate::kv::CacheKind;
 use crate::saved::{SavedSequence, Stopped};
 use crate::text_generator::{Finish, TextGenerator};
@@ -144,6 +145,8 @@ pub struct Session {
     tokenizer: Arc<Tokenizer>,
     /// Tokens in the cache, in order.
     tokens: Vec<u32>,
+    /// Images of the text, and of the prompt that is decoded.
+    images: Images,
     /// Number of tokens in each batch, so that they can be decoded again with the same rounding.
     batches: Vec<usize>,
     /// [`Cells::changes`](crate::Cells::changes) after the session's own last change of its
@@ -178,6 +181,7 @@ impl Session {
             context,
             tokenizer,
             tokens: Vec::new(),
+            images: Images::default(),
             batches: Vec::new(),
             stopped: None,
             batch: Batch::new(),
@@ -266,6 +270,9 @@ impl Session {
     /// Returns an error if other code changed the sequence, if the file cannot be written, or if a
     /// device fails.
     pub fn save(&mut self, path: impl AsRef<Path>, application: &str) -> Result<()> {
+        if !self.images.is_empty() {
+            return Err(Error::invalid("a text with images cannot be saved"));
+        }
         if !self.is_whole() {
             return Err(Error::invalid(
                 "the session's sequence was changed through its context: its text is not known",
@@ -391,6 +398,7 @@ impl Session {
 
     /// Decodes the text so far in an empty context.
     fn decode_again(&mut self) -> Result<()> {
+        let images = self.images.clone();
         let mut batch = Batch::new();
         let n_batch = self.context.options().n_batch;
         let mut end = 0;
@@ -400,8 +408,8 @@ impl Session {
             while first < end {
                 let next = end.min(first + n_batch);
                 batch.clear();
-                for (position, &token) in (first..next).zip(&self.tokens[first..next]) {
-                    batch.add(token, position as i32, &[0], false);
+                for (at, &token) in (first..next).zip(&self.tokens[first..next]) {
+                    images.add_to(&mut batch, at, token, 0, false)?;
                 }
                 self.change(|context| context.decode(&batch))?;
                 first = next;
@@ -440,7 +448,31 @@ impl Session {
         options: &GenerateOptions,
         on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
     ) -> Result<Generation> {
+        self.images = Images::new(Vec::new(), prompt)?;
         self.generate_from(prompt, None, sampler, options, on_text)
+    }
+
+    /// Generates like [`generate_with`](Self::generate_with), after a prompt with images. Tokens of
+    /// images have the [IDs](ImageTokens::ids) of their image. A full context ends the generation,
+    /// and the text cannot be [saved](Self::save).
+    ///
+    /// # Errors
+    /// Returns the errors of [`Images::new`], of the encoder, and of
+    /// [`generate`](Self::generate).
+    pub fn generate_with_images(
+        &mut self,
+        prompt: &[u32],
+        images: Vec<PlacedImage>,
+        sampler: &mut Sampler,
+        options: &GenerateOptions,
+        on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        self.images = Images::new(images, prompt)?;
+        let options = GenerateOptions {
+            keep_when_full: None,
+            ..options.clone()
+        };
+        self.generate_from(prompt, None, sampler, &options, on_text)
     }
 
     /// Resumes the last generation, possibly from a saved text, as if it had not stopped. It
@@ -524,7 +556,9 @@ impl Session {
             }
             None => {
                 sampler.reset()?;
-                sampler.accept_prompt(prompt);
+                let is_text = |id: &u32| *id < FIRST_IMAGE_ID;
+                let text: Vec<u32> = prompt.iter().copied().filter(is_text).collect();
+                sampler.accept_prompt(&text);
                 None
             }
         };
@@ -612,7 +646,8 @@ impl Session {
     fn decode_one(&mut self, token: u32) -> Result<()> {
         let position = self.context.kv_cache().cells().next_position(0);
         self.batch.clear();
-        self.batch.add(token, position, &[0], true);
+        let at = usize::try_from(position).unwrap_or_default();
+        self.images.add_to(&mut self.batch, at, token, 0, true)?;
         self.decode_batch()?;
         self.tokens.push(token);
         self.batches.push(1);
@@ -641,7 +676,7 @@ impl Session {
             .take_while(|(a, b)| a == b)
             .count();
         // The last token is decoded again, because its logits are needed.
-        let common = common.min(prompt.len() - 1);
+        let common = self.images.reusable(common.min(prompt.len() - 1));
         // Nothing is reused if other code changed the sequence, or if it was lost when a device
         // failed. Some caches can be rolled back only in part: recurrent states to their mark, and
         // windows by a limited number of tokens.
@@ -687,14 +722,15 @@ impl Session {
         if self.progress.is_some() && is_long && options.copies == 1 {
             size = size.min(options.n_ubatch);
         }
-        for part in prompt[self.tokens.len()..end].chunks(size) {
+        while self.tokens.len() < end {
             self.report_prefill(is_long, self.tokens.len(), wanted);
             let first = self.tokens.len();
+            let last = self.images.end_of_batch(first, end.min(first + size));
+            let part = &prompt[first..last];
             self.batch.clear();
-            for (i, &token) in part.iter().enumerate() {
-                let at = first + i;
-                self.batch
-                    .add(token, at as i32, &[0], at + 1 == prompt.len());
+            for (at, &token) in (first..last).zip(part) {
+                let is_last = at + 1 == prompt.len();
+                self.images.add_to(&mut self.batch, at, token, 0, is_last)?;
             }
             if let Err(error) = self.decode_batch() {
                 self.report_prefill(is_long, wanted.end, wanted);

@@ -249,7 +249,7 @@ impl SyntheticModel {
                 ("leading_dense_block_count", extent(1)),
             ]);
         }
-        if self.architecture.starts_with("qwen3") {
+        if self.architecture.starts_with("qwen3") || self.architecture == "qwen2vl" {
             // Pairs of each axis of a position, for programs that rotate them by several axes.
             let each = u32::try_from((size / 2).div_ceil(3)).unwrap_or(0);
             let sections = vec![each, each, each, 0];

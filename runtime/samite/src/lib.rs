@@ -20,9 +20,11 @@
 //! | `kv_events` | KV cache events for routers |
 //! | `hub` | models by name, downloaded to the user's cache |
 //! | [`train`] | gradients, optimizers, training |
+//! | `vision` | image encoders |
 //!
 //! Each device is a feature. `blas`, `cpu`, `ggml`, `meta`, `ranks`, `reference` and `rpc` are on
-//! by default. `wgpu`, `remote`, `grammar`, `hub`, `serve`, `kv-events` and `async` are not.
+//! by default. `wgpu`, `remote`, `grammar`, `hub`, `serve`, `kv-events`, `vision` and `async` are
+//! not.
 //! `default-features = false, features = ["cpu"]` links the CPU device alone.
 //!
 //! A graph on the best device of this machine:
@@ -90,6 +92,8 @@ pub use samite_sched as sched;
 pub use samite_serve as serve;
 pub use samite_text as text;
 pub use samite_train as train;
+#[cfg(feature = "vision")]
+pub use samite_vision as vision;
 
 /// Most commonly used items.
 pub mod prelude {

@@ -4,9 +4,9 @@ pub(super) mod outputs;
 
 use super::keys::{Keys, check_count};
 use super::spec::{
-    Activation, Attention, Embedding, Experts, Head, IgnoredTensors, Layer, Linear, Mlp, Norm,
-    NormKind, NormOver, Presence, Projection, RopeFactors, Rotation, RouterInput, Routing, Span,
-    Spec, SubLayer,
+    Activation, Attention, Embedding, Experts, Head, IgnoredTensors, Layer, Linear, Mixer, Mlp,
+    Norm, NormKind, NormOver, Presence, Projection, RopeFactors, Rotation, RouterInput, Routing,
+    Span, Spec, SubLayer,
 };
 use crate::error::{Error, Result};
 use samite_core::{Glu, Rope, RopeMode, Unary};
@@ -151,6 +151,7 @@ impl<'a> Base<'a> {
     pub fn decoder(&self, mut layer: impl FnMut(usize) -> Result<Layer>) -> Result<Spec> {
         Ok(Spec {
             n_vocab: self.n_vocab,
+            n_deepstack: 0,
             n_embd: self.n_embd,
             n_ctx_train: self.n_ctx_train,
             embedding: Embedding::default(),
@@ -404,6 +405,7 @@ impl<'a> Base<'a> {
             rotation: Some(Rotation {
                 rope: self.rope,
                 rope_factors: RopeFactors::None,
+                axes: None,
             }),
             span: Span::Full,
             is_bidirectional: false,
@@ -762,6 +764,39 @@ fn rope(keys: &Keys<'_>, mode: RopeMode, head_k: usize, n_ctx_train: usize) -> R
             ),
         )),
     }
+}
+
+/// Adds what images need to a language model: positions on several axes, for which `mode` gives
+/// the rotation by numbers of pairs, and DeepStack.
+pub(super) fn with_images(
+    mut spec: Spec,
+    keys: &Keys<'_>,
+    mode: impl Fn([u32; 4]) -> RopeMode,
+) -> Result<Spec> {
+    let sections = keys.counts("rope.dimension_sections", 4)?;
+    if let Some(sections) = sections
+        && let Ok(sections) = <[usize; 4]>::try_from(sections)
+    {
+        let sections = sections.map(|pairs| u32::try_from(pairs).unwrap_or(u32::MAX));
+        let parts = spec.layers.iter_mut().flat_map(|layer| &mut layer.parts);
+        for branch in parts.flat_map(|part| &mut part.branches) {
+            if let Mixer::Attention(attention) = &mut branch.mixer {
+                attention.set_axes(mode(sections));
+            }
+        }
+    }
+    spec.n_deepstack = keys.count("n_deepstack_layers")?.unwrap_or(0);
+    if spec.n_deepstack >= spec.n_layer() {
+        return Err(keys.error(
+            "n_deepstack_layers",
+            format_args!(
+                "is {}, must be below the {} layers",
+                spec.n_deepstack,
+                spec.n_layer()
+            ),
+        ));
+    }
+    Ok(spec)
 }
 
 impl Rotation {

@@ -14,12 +14,13 @@ pub(crate) use attention::rope_factors_name;
 pub use inputs::{GraphInputs, Input};
 
 use super::spec::{
-    Branch, Head, Layer, Linear, Mixer, Norm, NormKind, PerLayer, Pooling, Presence, Spec, SubLayer,
+    Branch, Head, Layer, Linear, Mixer, Norm, NormKind, PerLayer, Pooling, Presence, Rotation,
+    Spec, SubLayer,
 };
 use super::tensors::names;
 use crate::adapter::{Adapter, ScaledAdapter};
 use crate::weights::Weights;
-use samite_core::{DType, Error, Graph, Result, StoredTensor, TensorId, Unary};
+use samite_core::{DType, Error, Graph, Result, Rope, StoredTensor, TensorId, Unary};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -42,6 +43,8 @@ pub struct GraphShape {
     pub n_means: usize,
     /// True if the input consists of embeddings instead of tokens.
     pub is_embedded: bool,
+    /// True if positions differ between axes.
+    pub has_axes: bool,
     /// Adapters that the tokens of the micro-batch use, if some sequences have their own. Each bit
     /// is an index into the list of all sequences' adapters.
     pub mixed: Option<u64>,
@@ -135,6 +138,8 @@ struct Builder<'a> {
     embedded: Option<TensorId>,
     /// Per-layer embeddings: `[size, tokens, layers]`.
     per_layer: Option<TensorId>,
+    /// Embeddings with rows for the first layers.
+    deepstack: Option<TensorId>,
     /// True in the last sub-layer that mixes tokens. After it, only requested tokens are computed.
     is_last_mixing: bool,
 }
@@ -156,6 +161,7 @@ pub(crate) fn build(parts: GraphContext<'_>, shape: GraphShape) -> Result<(Graph
         prefix: String::new(),
         embedded: None,
         per_layer: None,
+        deepstack: None,
         is_last_mixing: false,
     };
     builder.model()?;
@@ -182,6 +188,11 @@ impl Builder<'_> {
                 return Ok(());
             };
             x = result;
+            if let Some(rows) = self.deepstack.filter(|_| il < spec.n_deepstack) {
+                let own = self.part_of_rows(rows, il + 1)?;
+                x = self.graph.add(x, own)?;
+                self.named(x, "deepstack_out");
+            }
         }
         self.prefix.clear();
         if let Some(altup) = &spec.altup {
@@ -214,6 +225,19 @@ impl Builder<'_> {
 
     fn positions(&mut self) -> Result<TensorId> {
         self.per_token(Input::Positions, DType::I32)
+    }
+
+    /// Returns the positions for a rotation, and its operation.
+    fn rotation(&mut self, rotation: &Rotation) -> Result<(TensorId, Rope)> {
+        let rope = rotation.rope;
+        match rotation.axes.filter(|_| self.shape.has_axes) {
+            Some(mode) => {
+                let shape = [4 * self.shape.n_tokens, 1, 1, 1];
+                let positions = self.input(Input::Axes, DType::I32, shape)?;
+                Ok((positions, Rope { mode, ..rope }))
+            }
+            None => Ok((self.per_token(Input::RopePositions, DType::I32)?, rope)),
+        }
     }
 
     fn stored(&mut self, tensor: &Arc<StoredTensor>) -> Result<TensorId> {
@@ -264,8 +288,15 @@ impl Builder<'_> {
     fn embedding(&mut self) -> Result<TensorId> {
         let embedding = &self.parts.spec.embedding;
         let mut x = if self.shape.is_embedded {
-            let shape = [self.parts.spec.n_embd, self.shape.n_tokens, 1, 1];
-            self.input(Input::Embeddings, DType::F32, shape)?
+            let spec = self.parts.spec;
+            let shape = [spec.input_width(), self.shape.n_tokens, 1, 1];
+            let rows = self.input(Input::Embeddings, DType::F32, shape)?;
+            if spec.n_deepstack > 0 {
+                self.deepstack = Some(rows);
+                self.part_of_rows(rows, 0)?
+            } else {
+                rows
+            }
         } else {
             let tokens = self.per_token(Input::Tokens, DType::I32)?;
             let table = self.weight(names::EMBEDDING)?;
@@ -301,6 +332,17 @@ impl Builder<'_> {
             self.per_layer = Some(self.per_layer_rows(per_layer, x, tokens)?);
         }
         Ok(x)
+    }
+
+    /// Returns the elements that embeddings have for `part`: 0 for the input, `il + 1` for layer
+    /// `il`.
+    fn part_of_rows(&mut self, rows: TensorId, part: usize) -> Result<TensorId> {
+        let width = self.parts.spec.n_embd;
+        let row = self.graph.tensor(rows).layout.strides()[1];
+        let shape = [width, self.shape.n_tokens, 1, 1];
+        let offset = part * width * size_of::<f32>();
+        let view = self.graph.view(rows, shape, [row; 3], offset)?;
+        self.graph.cont(view)
     }
 
     /// Returns the per-layer embeddings of all layers: `[size, tokens, layers]`.

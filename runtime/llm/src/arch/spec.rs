@@ -4,7 +4,7 @@
 //! their sub-layers, and the name and shape of every tensor. One walk over it lists the tensors and
 //! another builds the graph. Memory, placement, cost and training derive from it as well.
 
-use samite_core::{Glu, Rope, Unary};
+use samite_core::{Glu, Rope, RopeMode, Unary};
 
 /// The structure of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +19,9 @@ pub struct Spec {
     pub embedding: Embedding,
     /// Layers, in the order in which they change the residual stream.
     pub layers: Vec<Layer>,
+    /// Number of first layers after which rows of an image are added to the residual stream
+    /// (DeepStack). They follow an embedding's other elements.
+    pub n_deepstack: usize,
     /// Additional residual streams (AltUp), if the model has them.
     pub altup: Option<AltUp>,
     /// Path from the residual stream to logits or embeddings.
@@ -39,6 +42,21 @@ pub struct IgnoredTensors {
 }
 
 impl Spec {
+    /// Returns the number of elements of an embedding that replaces a token, with those of
+    /// DeepStack.
+    pub fn input_width(&self) -> usize {
+        self.n_embd * (1 + self.n_deepstack)
+    }
+
+    /// Returns whether positions have several axes (M-RoPE).
+    pub fn has_axes(&self) -> bool {
+        let mut rotations = self.layers.iter().filter_map(Layer::attention);
+        rotations.any(|attention| {
+            let rotation = attention.rotation.as_ref();
+            rotation.is_some_and(|rotation| rotation.axes.is_some())
+        })
+    }
+
     /// Returns the number of layers.
     pub fn n_layer(&self) -> usize {
         self.layers.len()
@@ -671,6 +689,8 @@ pub struct Rotation {
     pub rope: Rope,
     /// Divisors of the frequencies.
     pub rope_factors: RopeFactors,
+    /// Mode for tokens whose position differs between axes (M-RoPE), if the model has one.
+    pub axes: Option<RopeMode>,
 }
 
 /// Divisors of rotary frequencies.
@@ -863,6 +883,13 @@ impl Attention {
     pub fn set_rope_factors(&mut self, rope_factors: RopeFactors) {
         if let Some(rotation) = &mut self.rotation {
             rotation.rope_factors = rope_factors;
+        }
+    }
+
+    /// Sets the mode for tokens whose position differs between axes, if there is a rotation.
+    pub fn set_axes(&mut self, mode: RopeMode) {
+        if let Some(rotation) = &mut self.rotation {
+            rotation.axes = Some(mode);
         }
     }
 

@@ -60,9 +60,13 @@ impl<'a> MicroBatches<'a> {
         }
     }
 
-    /// Returns the number of tokens that the next micro-batch can have.
+    /// Returns the number of tokens that the next micro-batch can have: all or none with embeddings,
+    /// and all that its tokens attend to.
     fn most(&self) -> usize {
         let most = self.rest.len().min(self.size);
+        let is_other = |token: &BatchToken| token.is_embedded() != self.rest[0].is_embedded();
+        let most = self.rest[..most].iter().position(is_other).unwrap_or(most);
+        let most = whole_spans(self.rest, most);
         let Some(batch) = self.alike else {
             return most;
         };
@@ -77,6 +81,16 @@ impl<'a> MicroBatches<'a> {
             |at: usize| (0..at).any(|before| of(before).iter().any(|s| of(at).contains(s)));
         (1..most).find(|&at| repeats(at)).unwrap_or(most)
     }
+}
+
+/// Returns `most`, or fewer if the tokens of an image that attend to each other would be cut there.
+fn whole_spans(tokens: &[BatchToken], most: usize) -> usize {
+    let Some(next) = tokens.get(most) else {
+        return most;
+    };
+    let is_before = |token: &&BatchToken| token.sees == next.sees && token.sees > token.position;
+    let cut = tokens[..most].iter().rev().take_while(is_before).count();
+    if cut == most { most } else { most - cut }
 }
 
 impl<'a> Iterator for MicroBatches<'a> {

@@ -141,6 +141,7 @@ impl Sizes {
             n_seqs: 1,
             n_means: if self.means { n_seq.min(n_tokens) } else { 0 },
             is_embedded: false,
+            has_axes: false,
             mixed: None,
             n_top_k: 0,
         }

@@ -3,7 +3,7 @@
 use super::micro_batches::Room;
 use super::options::Sizes;
 use crate::arch::spec::Span;
-use crate::arch::{GraphShape, Input};
+use crate::arch::{GraphShape, Input, Spec};
 use crate::batch::{Batch, BatchToken};
 use crate::error::{Error, Result, try_filled};
 use crate::kv::{Cells, KvCache};
@@ -32,11 +32,13 @@ pub(crate) struct Staging {
     means: Option<Vec<u32>>,
     /// Elements of an embedding.
     width: usize,
+    /// True if positions can differ between axes.
+    has_axes: bool,
 }
 
 impl Staging {
     /// Allocates memory for the largest mask.
-    pub fn new(sizes: &Sizes, width: usize) -> Result<Self> {
+    pub fn new(sizes: &Sizes, spec: &Spec) -> Result<Self> {
         let largest = sizes.largest();
         let largest = largest.n_tokens.checked_mul(largest.n_kv);
         Ok(Staging {
@@ -44,7 +46,8 @@ impl Staging {
             is_bidirectional: sizes.is_bidirectional,
             by_sequence: sizes.by_sequence,
             means: sizes.means.then(Vec::new),
-            width,
+            width: spec.input_width(),
+            has_axes: spec.has_axes(),
             ..Staging::default()
         })
     }
@@ -132,7 +135,8 @@ impl Staging {
             n_outputs: self.outputs.len(),
             n_seqs,
             n_means: self.means.as_ref().map_or(0, Vec::len),
-            is_embedded: batch.is_embedded(),
+            is_embedded: part.first().is_some_and(BatchToken::is_embedded),
+            has_axes: self.has_axes && part.iter().any(|token| token.axes != [token.axes[0]; 3]),
             mixed: None,
             n_top_k: 0,
         })
@@ -155,6 +159,12 @@ impl Staging {
                 return Ok(bytemuck::cast_slice(batch.embeddings_of(part, self.width)));
             }
             Input::Positions => self.set_integers(part.iter().map(|token| token.position)),
+            Input::RopePositions => self.set_integers(part.iter().map(|token| token.axes[0])),
+            Input::Axes => {
+                let axes = [0, 1, 2, 0].into_iter();
+                let axis = |axis: usize| part.iter().map(move |token| token.axes[axis]);
+                self.set_integers(axes.flat_map(axis));
+            }
             Input::Cells { windowed: false } => return Ok(bytemuck::cast_slice(&self.cells)),
             Input::Cells { windowed: true } => return Ok(bytemuck::cast_slice(&self.windowed)),
             Input::StateRead => return Ok(bytemuck::cast_slice(&self.read)),
@@ -211,7 +221,8 @@ impl Staging {
                 self.mask.resize(part.len() * n_kv, f16::NEG_INFINITY);
                 for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(n_kv)) {
                     let sequence = batch.sequences(token).first().copied().unwrap_or(0);
-                    cells.visible(sequence, span.positions(token.position), row);
+                    let first = *span.positions(token.position).start();
+                    cells.visible(sequence, first..=token.sees, row);
                     if distances {
                         cells.distances(token.position, row);
                     }

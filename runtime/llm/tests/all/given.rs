@@ -45,7 +45,6 @@ fn decode_given(context: &mut Context, rows: &[Vec<f32>], at_once: usize) -> Vec
         for (i, row) in part.iter().enumerate() {
             batch.add_embedding(row, (number * at_once + i) as i32, &[0], true);
         }
-        assert!(batch.is_embedded());
         context.decode(&batch).unwrap();
         let result = |i| context.logits(i).or_else(|| context.embedding(i));
         results.extend((0..part.len()).map(|i| result(i).unwrap().to_vec()));
@@ -117,6 +116,19 @@ fn tokens_and_embeddings_can_alternate_in_a_sequence() {
         found.extend((0..5).map(|i| context.logits(i).unwrap().to_vec()));
         found.extend(decode(&mut context, &ids[9..], 9, 0));
         assert!(nmse(&found, &expected) <= 1e-8, "{rules}");
+        // In one batch.
+        batch.clear();
+        for (i, (row, &id)) in rows.iter().zip(&ids).enumerate() {
+            match i {
+                2 | 5..9 => batch.add_embedding(row, i as i32, &[0], true),
+                _ => batch.add(id, i as i32, &[0], true),
+            }
+        }
+        let mut context = new();
+        context.decode(&batch).unwrap();
+        let logits = |i| context.logits(i).unwrap().to_vec();
+        let found: Vec<_> = (0..ids.len()).map(logits).collect();
+        assert!(nmse(&found, &expected) <= 1e-8, "{rules}");
     }
 }
 
@@ -132,17 +144,12 @@ fn invalid_inputs_are_refused_without_side_effects() {
         assert!(error.to_string().contains(what), "{error}");
         assert_eq!(context.kv_cache().cells().last_position(0), None);
     };
-    let mut mixed = Batch::new();
-    mixed.add_embedding(&vec![0.5; width], 0, &[0], true);
-    mixed.add(1, 1, &[0], true);
-    refuse(&mut context, &mixed, "tokens and embeddings");
+    let mut batch = Batch::new();
     for length in [0, width - 1, width + 1, 2 * width] {
         let mut wrong = Batch::new();
         wrong.add_embedding(&vec![0.5; length], 0, &[0], true);
         refuse(&mut context, &wrong, &format!("must have {width} each"));
     }
-    mixed.clear();
-    assert!(!mixed.is_embedded());
-    mixed.add(1, 0, &[0], true);
-    context.decode(&mixed).unwrap();
+    batch.add(1, 0, &[0], true);
+    context.decode(&batch).unwrap();
 }

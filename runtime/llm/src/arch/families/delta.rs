@@ -1,5 +1,6 @@
 //! Models with recurrent state in most layers: Qwen3-Next, Qwen3.5 and LFM2.
 
+use crate::arch::base::with_images;
 use crate::arch::spec::{
     Attention, DeltaInput, DeltaNet, DeltaRates, Gate, Layer, Linear, Mixer, Presence, Projection,
     Routing, ShortConv, Spec, SubLayer,
@@ -130,16 +131,22 @@ pub(super) const QWEN3NEXT: Architecture = Architecture {
     },
 };
 
-/// Qwen3.5 and 3.6, text only: all axes of a position are equal.
+/// Qwen3.5 and 3.6.
 pub(super) const QWEN35: Architecture = Architecture {
     name: "qwen35",
-    spec: |keys| hybrid(keys, false, |base, il| Ok(base.swiglu(il)?.into())),
+    spec: |keys| {
+        let spec = hybrid(keys, false, |base, il| Ok(base.swiglu(il)?.into()))?;
+        with_images(spec, keys, |sections| RopeMode::Interleaved { sections })
+    },
 };
 
 /// Qwen3.5 and 3.6 with experts.
 pub(super) const QWEN35MOE: Architecture = Architecture {
     name: "qwen35moe",
-    spec: |keys| hybrid(keys, false, experts),
+    spec: |keys| {
+        let spec = hybrid(keys, false, experts)?;
+        with_images(spec, keys, |sections| RopeMode::Interleaved { sections })
+    },
 };
 
 /// Creates LFM2: short convolutions, and some layers with attention.

@@ -1,5 +1,6 @@
 //! Qwen.
 
+use crate::arch::base::with_images;
 use crate::arch::spec::{Linear, Presence};
 use crate::arch::{Architecture, Base, Keys, Spec};
 use crate::error::Result;
@@ -34,7 +35,7 @@ pub(super) const QWEN2: Architecture = Architecture {
     spec: |keys| qwen2(keys, Presence::Required),
 };
 
-/// Language model of Qwen2-VL, text only: all axes of a position are equal.
+/// Language model of Qwen2-VL and Qwen2.5-VL.
 pub(super) const QWEN2VL: Architecture = Architecture {
     name: "qwen2vl",
     spec: |keys| {
@@ -43,7 +44,7 @@ pub(super) const QWEN2VL: Architecture = Architecture {
             output.bias = Presence::Absent;
         }
         spec.ignored.names = vec!["output.bias"];
-        Ok(spec)
+        with_images(spec, keys, |sections| RopeMode::Multi { sections })
     },
 };
 
@@ -106,14 +107,22 @@ pub(super) const QWEN3MOE: Architecture = Architecture {
     spec: qwen3moe,
 };
 
-/// Language model of Qwen3-VL, text only: all axes of a position are equal.
+/// Language model of Qwen3-VL.
 pub(super) const QWEN3VL: Architecture = Architecture {
     name: "qwen3vl",
-    spec: qwen3,
+    spec: |keys| {
+        with_images(qwen3(keys)?, keys, |sections| RopeMode::Interleaved {
+            sections,
+        })
+    },
 };
 
 /// Language model of Qwen3-VL with experts.
 pub(super) const QWEN3VLMOE: Architecture = Architecture {
     name: "qwen3vlmoe",
-    spec: qwen3moe,
+    spec: |keys| {
+        with_images(qwen3moe(keys)?, keys, |sections| RopeMode::Interleaved {
+            sections,
+        })
+    },
 };

@@ -339,9 +339,9 @@ impl Builder<'_> {
             x = self.normed_heads(a, x, which, name)?;
         }
         if let Some(rotation) = &a.rotation {
-            let positions = self.positions()?;
+            let (positions, rope) = self.rotation(rotation)?;
             let rope_factors = self.rope_factors(rotation)?;
-            x = self.graph.rope(x, positions, rope_factors, rotation.rope)?;
+            x = self.graph.rope(x, positions, rope_factors, rope)?;
             self.named(x, name);
         }
         if a.norm_over == NormOver::RotatedHeads {

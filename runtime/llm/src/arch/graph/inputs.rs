@@ -8,10 +8,15 @@ use samite_core::TensorId;
 pub enum Input {
     /// Token ids: i32 `[tokens]`.
     Tokens,
-    /// Embeddings instead of tokens: f32 `[width, tokens]`.
+    /// Embeddings instead of tokens: f32 `[input width, tokens]`.
     Embeddings,
-    /// Positions: i32 `[tokens]`.
+    /// Positions for a learned table: i32 `[tokens]`.
     Positions,
+    /// Positions for rotations: i32 `[tokens]`.
+    RopePositions,
+    /// Positions for rotations with several axes: i32 `[4 · tokens]`, one axis after the other:
+    /// time, row, column, and time again.
+    Axes,
     /// Cell that each token's keys and values are written to: i64 `[tokens]`.
     Cells {
         /// True for the cells of layers with a window.
@@ -60,6 +65,7 @@ impl Input {
             Input::Tokens => "inp_tokens",
             Input::Embeddings => "inp_embd",
             Input::Positions => "inp_pos",
+            Input::RopePositions | Input::Axes => "inp_pos",
             Input::Cells { windowed: false } => "attn_inp_k_idxs",
             Input::Cells { windowed: true } => "attn_inp_k_idxs_swa",
             Input::Mask {

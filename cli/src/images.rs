@@ -1,0 +1,141 @@
+//! Images in a prompt: flags, and their tokens.
+
+use crate::failure::{CommandError, CommandResult};
+use clap::Args;
+use samite::CancelToken;
+use samite::chat::Prompt;
+use samite::llm::{ContextOptions, ImageTokens, Model, PlacedImage};
+use samite::vision::{
+    DecodeLimits, EncodedImage, Encoder, EncoderOptions, RgbImage, SharedEncoder,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Text that stands for an image in a prompt, as in llama.cpp.
+const MARKER: &str = "<__media__>";
+
+/// Maximum bytes of an image file.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// Flags of images.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Images")]
+pub struct ImageArgs {
+    /// Image encoder of the model: a GGUF file
+    #[arg(long, visible_alias = "mm", value_name = "FILE")]
+    mmproj: Option<PathBuf>,
+
+    /// Image for the model: a PNG, JPEG, WebP or GIF file, several times for several images. The
+    /// text has <__media__> at their places; otherwise they come first
+    #[arg(long, value_name = "FILE", requires = "mmproj")]
+    image: Vec<PathBuf>,
+
+    /// Minimum number of tokens of an image, for encoders with images of any size
+    #[arg(long, value_name = "N", requires = "mmproj", value_parser = crate::args::token_count)]
+    image_min_tokens: Option<usize>,
+
+    /// Maximum number of tokens of an image, for encoders with images of any size
+    #[arg(long, value_name = "N", requires = "mmproj", value_parser = crate::args::token_count)]
+    image_max_tokens: Option<usize>,
+}
+
+/// Images for a prompt.
+pub struct PromptImages {
+    encoder: SharedEncoder,
+    images: Vec<Arc<ImageTokens>>,
+}
+
+impl ImageArgs {
+    /// Returns whether there are images.
+    pub fn are_given(&self) -> bool {
+        !self.image.is_empty()
+    }
+
+    /// Decodes the images, and loads their encoder to the devices of the model.
+    pub fn load(
+        &self,
+        model: &Model,
+        threads: Option<usize>,
+        cancel: &CancelToken,
+    ) -> CommandResult<Option<PromptImages>> {
+        let Some(mmproj) = self.mmproj.as_ref().filter(|_| self.are_given()) else {
+            return Ok(None);
+        };
+        let images = self.image.iter().map(|path| decoded(path));
+        let images: Vec<RgbImage> = images.collect::<CommandResult<_>>()?;
+        let options = EncoderOptions {
+            tokens: [self.image_min_tokens, self.image_max_tokens],
+            ..EncoderOptions::new(model.devices().iter().cloned().collect())
+        };
+        let mut encoder = Encoder::load(mmproj, &options).map_err(CommandError::error)?;
+        encoder.set_threads(threads);
+        let encoder = SharedEncoder::new(encoder);
+        encoder.check(model).map_err(CommandError::error)?;
+        let images = images.into_iter();
+        let images = images.map(|image| Arc::new(encoder.tokens(image, cancel)));
+        Ok(Some(PromptImages {
+            images: images.collect(),
+            encoder,
+        }))
+    }
+}
+
+fn decoded(path: &Path) -> CommandResult<RgbImage> {
+    let failed = |error: &dyn std::fmt::Display| {
+        CommandError::error(format_args!("{}: {error}", path.display()))
+    };
+    let size = std::fs::metadata(path)
+        .map_err(|error| failed(&error))?
+        .len();
+    if size > MAX_BYTES {
+        return Err(failed(&format_args!(
+            "{size} bytes are too many for an image"
+        )));
+    }
+    let file = std::fs::read(path).map_err(|error| failed(&error))?;
+    let image = EncodedImage::new(&file, &DecodeLimits::default());
+    let image = image.and_then(EncodedImage::decode);
+    image.map_err(|error| failed(&error))
+}
+
+impl PromptImages {
+    /// Makes room in micro-batches for images whose tokens are computed at once.
+    pub fn fit(&self, options: &mut ContextOptions) {
+        let at_once = self.encoder.tokens_at_once();
+        options.n_batch = options.n_batch.max(at_once);
+        options.n_ubatch = options.n_ubatch.max(at_once);
+    }
+
+    /// Returns a text with a place for each image.
+    pub fn text(&self, text: &str) -> CommandResult<String> {
+        match (text.matches(MARKER).count(), self.images.len()) {
+            (0, images) => Ok(MARKER.repeat(images) + text),
+            (places, images) if places == images => Ok(text.to_owned()),
+            (places, images) => Err(CommandError::usage(format_args!(
+                "the text has {places} places for images ({MARKER}), and {images} are given"
+            ))),
+        }
+    }
+
+    /// Returns the tokens of a prompt whose text has a place for each image.
+    pub fn tokens(
+        &self,
+        model: &Model,
+        prompt: &Prompt,
+    ) -> CommandResult<(Vec<u32>, Vec<PlacedImage>)> {
+        let around = self.encoder.spec().projector.surroundings();
+        let parts = prompt.tokens_around_images(model.tokenizer()?, MARKER, around);
+        let mut parts = parts.map_err(CommandError::error)?.into_iter();
+        let mut tokens = parts.next().unwrap_or_default();
+        let mut placed = Vec::new();
+        for (image, after) in self.images.iter().zip(parts) {
+            placed.push(PlacedImage {
+                start: tokens.len(),
+                image: Arc::clone(image),
+            });
+            tokens.extend(image.ids());
+            tokens.extend(after);
+        }
+        Ok((tokens, placed))
+    }
+}

@@ -1,0 +1,240 @@
+//! An image encoder on a device.
+
+use crate::error::{Error, Result};
+use crate::graph::{self, VisionGraph};
+use crate::patches::PatchOrder;
+use crate::resample::Filter;
+use crate::rgb::RgbImage;
+use crate::spec::{ImageSize, Projector, VisionSpec};
+use crate::weights::EncoderWeights;
+use samite_core::{CancelToken, Device, Environment};
+use samite_gguf::{GgufFile, LoadMode, LoadOptions};
+use samite_sched::{Assignments, Options, Scheduler};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Options of an encoder.
+#[derive(Clone, Debug)]
+pub struct EncoderOptions {
+    /// Devices in order of preference; the last one is the host. The first one gets the weights.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// Minimum and maximum number of tokens that an image becomes, for encoders whose images have
+    /// no fixed size. `None` for the model's.
+    pub tokens: [Option<usize>; 2],
+    /// True if devices may repack weights into their own layouts, which are faster.
+    pub repack: bool,
+    /// Method for loading data into memory.
+    pub load_mode: LoadMode,
+    /// Source of files, threads and time.
+    pub environment: Environment,
+}
+
+impl EncoderOptions {
+    /// Returns the default options for these devices.
+    pub fn new(devices: Vec<Arc<dyn Device>>) -> Self {
+        EncoderOptions {
+            devices,
+            tokens: [None; 2],
+            repack: true,
+            load_mode: LoadMode::default(),
+            environment: Environment::system(),
+        }
+    }
+}
+
+/// Rows of an image for a language model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageEmbeddings {
+    /// Rows of [`VisionSpec::row_width`] elements, from left to right and top to bottom.
+    pub values: Vec<f32>,
+    /// Numbers of columns and rows of tokens.
+    pub grid: [usize; 2],
+}
+
+/// An image encoder: a vision transformer and its projector.
+pub struct Encoder {
+    spec: VisionSpec,
+    weights: EncoderWeights,
+    scheduler: Scheduler,
+    name: Box<str>,
+    loaded: Option<(PatchOrder, VisionGraph)>,
+}
+
+impl std::fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut debug = f.debug_struct("Encoder");
+        debug.field("spec", &self.spec).finish_non_exhaustive()
+    }
+}
+
+impl Encoder {
+    /// Loads the image encoder of an mmproj file.
+    ///
+    /// # Errors
+    /// Returns an error that names the file and the key or tensor that makes it unusable. Also
+    /// fails if a device does not have enough memory.
+    pub fn load(path: impl AsRef<Path>, options: &EncoderOptions) -> Result<Self> {
+        let files = &*options.environment.files;
+        let file = GgufFile::open_in(files, path.as_ref(), options.load_mode)?;
+        let named = |error| match error {
+            Error::Model(what) => Error::model(format!("{}: {what}", file.path().display())),
+            error => error,
+        };
+        Self::from_gguf(&file, options).map_err(named)
+    }
+
+    fn from_gguf(file: &GgufFile, options: &EncoderOptions) -> Result<Self> {
+        let spec = VisionSpec::from_metadata(file.metadata(), options.tokens)?;
+        let Some(device) = options.devices.first() else {
+            return Err(Error::model("no device is given"));
+        };
+        let load = LoadOptions {
+            system: &*options.environment.threads,
+            in_place: false,
+            ..LoadOptions::default()
+        };
+        let weights = EncoderWeights::load(file, device, options.repack, &load)?;
+        let scheduling = Options {
+            environment: options.environment.clone(),
+            ..Options::default()
+        };
+        let mut encoder = Encoder {
+            scheduler: Scheduler::new(options.devices.clone(), scheduling)?,
+            name: file.path().display().to_string().into(),
+            spec,
+            weights,
+            loaded: None,
+        };
+        encoder.check()?;
+        Ok(encoder)
+    }
+
+    /// Checks all tensors with the graph of the smallest image, and reserves memory for the
+    /// largest one.
+    fn check(&mut self) -> Result<()> {
+        let merge = self.spec.merge;
+        let small = PatchOrder::new(&self.spec, [merge; 2]);
+        let built = graph::build(&self.spec, &self.weights, &small);
+        let built = built.map_err(|error| Error::model(error.to_string()))?;
+        if let Some(name) = self
+            .weights
+            .names()
+            .find(|name| !built.used.contains(*name))
+        {
+            return Err(Error::model(format!(
+                "tensor {name:?} is not known for projector {}: without it, results would be wrong",
+                self.spec.projector.name()
+            )));
+        }
+        let width = built.graph.tensor(built.result).layout.shape()[0];
+        if width != self.spec.row_width() {
+            return Err(Error::model(format!(
+                "rows have {width} elements, by clip.vision.projection_dim they must have {}",
+                self.spec.row_width()
+            )));
+        }
+        let side = self.spec.table_side;
+        let table = self.weights.get("v.position_embd.weight");
+        let rows = table.map(|table| table.layout().shape()[1]);
+        if rows.is_some_and(|rows| rows != side * side) {
+            return Err(Error::model(format!(
+                "tensor \"v.position_embd.weight\" has not {side} x {side} rows, as clip.vision.image_size wants"
+            )));
+        }
+        let largest = self.spec.largest_grid().map(|extent| extent * merge);
+        let order = PatchOrder::new(&self.spec, largest);
+        let built = graph::build(&self.spec, &self.weights, &order)?;
+        self.scheduler.reserve(&built.graph, Assignments::NONE)?;
+        Ok(())
+    }
+
+    /// Returns the description of the encoder.
+    pub fn spec(&self) -> &VisionSpec {
+        &self.spec
+    }
+
+    /// Returns the name of the file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns a hash of the encoder's metadata and weights.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(format!("{:?}", self.spec).as_bytes());
+        hasher.update(self.weights.hash());
+        hasher.finalize().into()
+    }
+
+    /// Returns the bytes of its weights, and of the memory that encoding needs.
+    pub fn bytes(&self) -> [usize; 2] {
+        let compute = self.scheduler.buffer_sizes();
+        let compute = compute.iter().map(|(_, bytes)| bytes).sum();
+        [self.weights.bytes(), compute]
+    }
+
+    /// Sets the number of threads of the host, or the default.
+    pub fn set_threads(&mut self, threads: Option<usize>) {
+        self.scheduler.set_threads(threads);
+    }
+
+    /// Computes the rows of an image. The memory of the result is allocated anew.
+    ///
+    /// # Errors
+    /// Returns an error if a device fails, or if `cancel` stops it.
+    pub fn encode(&mut self, image: &RgbImage, cancel: &CancelToken) -> Result<ImageEmbeddings> {
+        let [width, height] = self.spec.resized(image.width(), image.height());
+        let filter = match self.spec.projector {
+            Projector::Gemma3 => Filter::Bilinear,
+            _ => Filter::Bicubic,
+        };
+        let resized = image.resized(width, height, filter)?;
+        let patches = [width, height].map(|extent| extent / self.spec.patch_size);
+        let loaded = match self.loaded.take() {
+            Some(loaded) if loaded.0.grid == patches => loaded,
+            _ => {
+                let order = PatchOrder::new(&self.spec, patches);
+                let built = graph::build(&self.spec, &self.weights, &order)?;
+                (order, built)
+            }
+        };
+        self.scheduler
+            .load_with(&loaded.1.graph, Assignments::NONE, cancel)?;
+        let (order, built) = self.loaded.insert(loaded);
+        let scheduler = &mut self.scheduler;
+        let pixels = order.pixels(&self.spec, &resized);
+        scheduler.write(built.pixels, 0, bytemuck::cast_slice(&pixels))?;
+        if let Some(input) = built.positions {
+            scheduler.write(input, 0, bytemuck::cast_slice(&order.positions()))?;
+        }
+        if let Some(input) = built.table_rows {
+            let side = self.spec.table_side;
+            if let Some(shares) = built.table_weights {
+                let (rows, weights) = order.between(side);
+                scheduler.write(input, 0, bytemuck::cast_slice(&rows))?;
+                scheduler.write(shares, 0, bytemuck::cast_slice(&weights))?;
+            } else {
+                let rows = order.patches.iter();
+                let rows: Vec<i32> = rows.map(|[x, y]| (y * side + x) as i32).collect();
+                scheduler.write(input, 0, bytemuck::cast_slice(&rows))?;
+            }
+        }
+        scheduler.run(cancel)?;
+        let width = self.spec.row_width();
+        let mut computed = vec![0.0; order.rows.len() * width];
+        scheduler.read(built.result, 0, bytemuck::cast_slice_mut(&mut computed))?;
+        let mut values = vec![0.0; computed.len()];
+        for (row, &place) in computed.chunks_exact(width).zip(&order.rows) {
+            values[place * width..][..width].copy_from_slice(row);
+        }
+        Ok(ImageEmbeddings {
+            values,
+            grid: patches.map(|extent| extent / self.spec.merge),
+        })
+    }
+
+    /// Returns whether all images become the same number of tokens.
+    pub fn has_fixed_size(&self) -> bool {
+        matches!(self.spec.image_size, ImageSize::Fixed(_))
+    }
+}

@@ -1,0 +1,339 @@
+//! Graph of an encoder: from patches to rows for the language model.
+
+use crate::patches::PatchOrder;
+use crate::spec::{Norm, Projector, VisionSpec};
+use crate::weights::EncoderWeights;
+use samite_core::{DType, Error, Glu, Graph, Result, Rope, RopeMode, TensorId, Unary};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Base of the frequencies of rotations.
+const FREQ_BASE: f32 = 10_000.0;
+
+/// Epsilon of Gemma 3's norm before the matrix of its projector.
+const SOFT_EPS: f32 = 1e-6;
+
+/// Inputs and result of a graph.
+#[derive(Debug)]
+pub(crate) struct VisionGraph {
+    pub graph: Graph,
+    /// Pixels of patches: f32 `[3 · patch size², patches]`.
+    pub pixels: TensorId,
+    /// Positions for rotations: i32 `[4 · patches]`.
+    pub positions: Option<TensorId>,
+    /// Rows of the table of positions: i32 `[patches]`, or `[4 · patches]` with weights.
+    pub table_rows: Option<TensorId>,
+    /// EncoderWeights of these rows: f32 `[1, 4 · patches]`.
+    pub table_weights: Option<TensorId>,
+    /// Rows for the language model, in the order of patches: f32 `[row width, rows]`.
+    pub result: TensorId,
+    /// Names of the weights that the graph uses.
+    pub used: BTreeSet<String>,
+}
+
+struct VitBuilder<'a> {
+    spec: &'a VisionSpec,
+    weights: &'a EncoderWeights,
+    order: &'a PatchOrder,
+    graph: Graph,
+    leaves: BTreeMap<String, TensorId>,
+}
+
+/// Builds the graph for an image with this order of patches.
+///
+/// # Errors
+/// Returns an error if a weight is missing, or if shapes do not match.
+pub(crate) fn build(
+    spec: &VisionSpec,
+    weights: &EncoderWeights,
+    order: &PatchOrder,
+) -> Result<VisionGraph> {
+    let mut builder = VitBuilder {
+        spec,
+        weights,
+        order,
+        graph: Graph::new(),
+        leaves: BTreeMap::new(),
+    };
+    let n = order.len();
+    let patch = 3 * spec.patch_size * spec.patch_size;
+    let pixels = builder
+        .graph
+        .input("pixels", DType::F32, [patch, n, 1, 1])?;
+    let mut x = builder.product(pixels, "v.patch_embd.weight")?;
+    // A picture is a video of two equal frames.
+    if let Some(second) = builder.optional("v.patch_embd.weight.1")? {
+        let y = builder.graph.mul_mat(second, pixels)?;
+        x = builder.graph.add(x, y)?;
+    }
+    if let Some(bias) = builder.optional("v.patch_embd.bias")? {
+        x = builder.graph.add(x, bias)?;
+    }
+    let (mut table_rows, mut table_weights) = (None, None);
+    if let Some(table) = builder.optional("v.position_embd.weight")? {
+        let is_stretched = spec.projector == Projector::Qwen3Vl;
+        let count = if is_stretched { 4 * n } else { n };
+        let rows = builder
+            .graph
+            .input("table_rows", DType::I32, [count, 1, 1, 1])?;
+        let mut places = builder.graph.get_rows(table, rows)?;
+        table_rows = Some(rows);
+        if is_stretched {
+            let shares = builder
+                .graph
+                .input("table_weights", DType::F32, [1, count, 1, 1])?;
+            table_weights = Some(shares);
+            let scaled = builder.graph.mul(places, shares)?;
+            places = builder.graph.rows(scaled, 0, n)?;
+            for corner in 1..4 {
+                let other = builder.graph.rows(scaled, corner * n, n)?;
+                places = builder.graph.add(places, other)?;
+            }
+        }
+        x = builder.graph.add(x, places)?;
+    }
+    let rotates = spec.projector != Projector::Gemma3;
+    let positions = rotates
+        .then(|| {
+            builder
+                .graph
+                .input("positions", DType::I32, [4 * n, 1, 1, 1])
+        })
+        .transpose()?;
+    let mut extra = Vec::new();
+    for layer in 0..spec.n_layer {
+        x = builder.layer(x, layer, positions)?;
+        if spec.deepstack.contains(&layer) {
+            extra.push(builder.deepstack(x, layer)?);
+        }
+    }
+    let mut result = builder.projected(x)?;
+    for rows in extra {
+        result = builder.graph.concat(result, rows, 0)?;
+    }
+    builder.graph.set_output(result);
+    Ok(VisionGraph {
+        pixels,
+        positions,
+        table_rows,
+        table_weights,
+        result,
+        used: builder.leaves.into_keys().collect(),
+        graph: builder.graph,
+    })
+}
+
+impl VitBuilder<'_> {
+    fn optional(&mut self, name: &str) -> Result<Option<TensorId>> {
+        if let Some(&leaf) = self.leaves.get(name) {
+            return Ok(Some(leaf));
+        }
+        let Some(stored) = self.weights.get(name) else {
+            return Ok(None);
+        };
+        let leaf = self.graph.stored(stored)?;
+        self.leaves.insert(name.to_owned(), leaf);
+        Ok(Some(leaf))
+    }
+
+    fn weight(&mut self, name: &str) -> Result<TensorId> {
+        let weight = self.optional(name)?;
+        weight.ok_or_else(|| Error::invalid(format!("the encoder has no tensor '{name}'")))
+    }
+
+    fn product(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        let matrix = self.weight(name)?;
+        let named = |error: Error| match error {
+            Error::Shape(what) => Error::invalid(format!("tensor '{name}': {what}")),
+            error => error,
+        };
+        self.graph.mul_mat(matrix, x).map_err(named)
+    }
+
+    /// Applies the matrix `name.weight`, and the bias `name.bias` if there is one.
+    fn linear(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        let y = self.product(x, &format!("{name}.weight"))?;
+        match self.optional(&format!("{name}.bias"))? {
+            Some(bias) => self.graph.add(y, bias),
+            None => Ok(y),
+        }
+    }
+
+    /// Applies the norm called `name`, with its bias if there is one.
+    fn norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        let normal = match self.spec.norm {
+            Norm::Layer => self.graph.norm(x, self.spec.eps)?,
+            Norm::Rms => self.graph.rms_norm(x, self.spec.eps)?,
+        };
+        let scale = self.weight(&format!("{name}.weight"))?;
+        let scaled = self.graph.mul(normal, scale)?;
+        match self.optional(&format!("{name}.bias"))? {
+            Some(bias) => self.graph.add(scaled, bias),
+            None => Ok(scaled),
+        }
+    }
+
+    fn layer(
+        &mut self,
+        x: TensorId,
+        layer: usize,
+        positions: Option<TensorId>,
+    ) -> Result<TensorId> {
+        let prefix = format!("v.blk.{layer}");
+        let normal = self.norm(x, &format!("{prefix}.ln1"))?;
+        let attention = self.attention(normal, layer, positions)?;
+        let x = self.graph.add(x, attention)?;
+        self.graph.set_name(x, format!("ffn_inp-{layer}"));
+        let normal = self.norm(x, &format!("{prefix}.ln2"))?;
+        let up = self.linear(normal, &format!("{prefix}.ffn_up"))?;
+        let inner = if self
+            .weights
+            .get(&format!("{prefix}.ffn_gate.weight"))
+            .is_some()
+        {
+            let gate = self.linear(normal, &format!("{prefix}.ffn_gate"))?;
+            let kind = match self.spec.activation {
+                Unary::Silu => Glu::Swiglu,
+                Unary::Gelu => Glu::Geglu,
+                _ => Glu::GegluQuick,
+            };
+            self.graph.glu_split(gate, up, kind)?
+        } else {
+            self.graph.unary(up, self.spec.activation)?
+        };
+        let down = self.linear(inner, &format!("{prefix}.ffn_down"))?;
+        let y = self.graph.add(x, down)?;
+        self.graph.set_name(y, format!("layer_out-{layer}"));
+        Ok(y)
+    }
+
+    fn attention(
+        &mut self,
+        x: TensorId,
+        layer: usize,
+        positions: Option<TensorId>,
+    ) -> Result<TensorId> {
+        let prefix = format!("v.blk.{layer}");
+        let width = self.spec.n_embd;
+        let [q, k, v] = if self
+            .weights
+            .get(&format!("{prefix}.attn_qkv.weight"))
+            .is_some()
+        {
+            let all = self.linear(x, &format!("{prefix}.attn_qkv"))?;
+            let row = self.graph.tensor(all).layout.strides()[1];
+            let mut part = |index: usize| {
+                let shape = [width, self.order.len(), 1, 1];
+                let bytes = index * width * size_of::<f32>();
+                let part = self.graph.view(all, shape, [row; 3], bytes)?;
+                self.graph.cont(part)
+            };
+            [part(0)?, part(1)?, part(2)?]
+        } else {
+            [
+                self.linear(x, &format!("{prefix}.attn_q"))?,
+                self.linear(x, &format!("{prefix}.attn_k"))?,
+                self.linear(x, &format!("{prefix}.attn_v"))?,
+            ]
+        };
+        let heads = self.spec.n_head;
+        let head = width / heads;
+        let shape = [head, heads, self.order.len(), 1];
+        let mut parts = [q, k, v];
+        for (index, part) in parts.iter_mut().enumerate() {
+            *part = self.graph.reshape(*part, shape)?;
+            if let Some(positions) = positions.filter(|_| index < 2) {
+                let sections = [head as u32 / 4; 4];
+                let rope = Rope::new(head / 2, RopeMode::Vision { sections }, FREQ_BASE);
+                *part = self.graph.rope(*part, positions, None, rope)?;
+            }
+        }
+        let is_full = |every: usize| (layer + 1).is_multiple_of(every);
+        let windows = self.spec.windows;
+        let windows = windows.filter(|windows| !is_full(windows.full_every));
+        let attended = match windows {
+            None => self.attend(parts, 0, self.order.len(), 1)?,
+            Some(_) => {
+                let mut all = None;
+                for run in &self.order.windows {
+                    let one = self.attend(parts, run.first, run.patches, run.windows)?;
+                    all = Some(match all {
+                        Some(all) => self.graph.concat(all, one, 1)?,
+                        None => one,
+                    });
+                }
+                all.ok_or_else(|| Error::invalid("an image has no windows"))?
+            }
+        };
+        self.linear(attended, &format!("{prefix}.attn_out"))
+    }
+
+    /// Returns the attention of `windows` windows of `patches` patches each, from patch `first` on:
+    /// `[width, patches · windows]`.
+    fn attend(
+        &mut self,
+        parts: [TensorId; 3],
+        first: usize,
+        patches: usize,
+        windows: usize,
+    ) -> Result<TensorId> {
+        let [head, heads, ..] = self.graph.tensor(parts[0]).layout.shape();
+        let mut viewed = parts;
+        for part in &mut viewed {
+            let strides = self.graph.tensor(*part).layout.strides();
+            let patch = strides[2];
+            let shape = [head, patches, heads, windows];
+            let strides = [patch, strides[1], patch * patches];
+            *part = self.graph.view(*part, shape, strides, first * patch)?;
+        }
+        let scale = 1.0 / (head as f32).sqrt();
+        let attended = self.graph.flash_attn(viewed, None, None, scale)?;
+        self.graph
+            .reshape(attended, [head * heads, patches * windows, 1, 1])
+    }
+
+    /// Puts the patches that become one row side by side.
+    fn merged(&mut self, x: TensorId) -> Result<TensorId> {
+        let count = self.spec.merge * self.spec.merge;
+        let shape = [self.spec.n_embd * count, self.order.len() / count, 1, 1];
+        self.graph.reshape(x, shape)
+    }
+
+    /// Applies two layers with the exact GELU, which Qwen's projectors use.
+    fn two_layers(&mut self, x: TensorId, [first, second]: [&str; 2]) -> Result<TensorId> {
+        let inner = self.linear(x, first)?;
+        let inner = self.graph.unary(inner, Unary::GeluErf)?;
+        self.linear(inner, second)
+    }
+
+    /// Returns the rows for a layer of the language model.
+    fn deepstack(&mut self, x: TensorId, layer: usize) -> Result<TensorId> {
+        let prefix = format!("v.deepstack.{layer}");
+        let x = self.merged(x)?;
+        let x = self.norm(x, &format!("{prefix}.norm"))?;
+        self.two_layers(x, [&format!("{prefix}.fc1"), &format!("{prefix}.fc2")])
+    }
+
+    fn projected(&mut self, x: TensorId) -> Result<TensorId> {
+        let x = self.norm(x, "v.post_ln")?;
+        match self.spec.projector {
+            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => {
+                let x = self.merged(x)?;
+                self.two_layers(x, ["mm.0", "mm.2"])
+            }
+            Projector::Gemma3 => {
+                // The mean of the patches of a row: they are side by side.
+                let count = self.spec.merge * self.spec.merge;
+                let rows = self.order.len() / count;
+                let x = self.graph.reshape(x, [self.spec.n_embd, count, rows, 1])?;
+                let x = self.graph.permute(x, [1, 0, 2, 3])?;
+                let x = self.graph.cont(x)?;
+                let x = self.graph.mean(x)?;
+                let x = self.graph.reshape(x, [self.spec.n_embd, rows, 1, 1])?;
+                let x = self.graph.rms_norm(x, SOFT_EPS)?;
+                let scale = self.weight("mm.soft_emb_norm.weight")?;
+                let x = self.graph.mul(x, scale)?;
+                self.product(x, "mm.input_projection.weight")
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! An encoder that several images share, and their tokens for a language model.
+
+use crate::encoder::Encoder;
+use crate::error::{Error, Result};
+use crate::rgb::RgbImage;
+use crate::spec::VisionSpec;
+use samite_core::CancelToken;
+use samite_llm::{ImageTokens, Model};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// An encoder that encodes images when a language model needs their rows.
+#[derive(Clone, Debug)]
+pub struct SharedEncoder {
+    encoder: Arc<Mutex<Encoder>>,
+    spec: Arc<VisionSpec>,
+    fingerprint: [u8; 32],
+}
+
+impl SharedEncoder {
+    /// Shares an encoder.
+    pub fn new(encoder: Encoder) -> Self {
+        SharedEncoder {
+            spec: Arc::new(encoder.spec().clone()),
+            fingerprint: encoder.fingerprint(),
+            encoder: Arc::new(Mutex::new(encoder)),
+        }
+    }
+
+    /// Returns the description of the encoder.
+    pub fn spec(&self) -> &VisionSpec {
+        &self.spec
+    }
+
+    /// Checks that `model` can read the encoder's rows.
+    ///
+    /// # Errors
+    /// Returns an error if they have another number of elements, or positions that the model does
+    /// not have.
+    pub fn check(&self, model: &Model) -> Result<()> {
+        let encoder = || self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = model.path().display();
+        let (width, wanted) = (self.spec.row_width(), model.spec().input_width());
+        if width != wanted {
+            return Err(Error::model(format!(
+                "{}: an image's rows have {width} elements, and those of {path} have {wanted}: it is the encoder of another model",
+                encoder().name(),
+            )));
+        }
+        if self.spec.projector.has_grid_positions() && !model.spec().has_axes() {
+            return Err(Error::model(format!(
+                "{}: an image's rows have positions on several axes, and {path} has no rope.dimension_sections: it is the encoder of another model",
+                encoder().name(),
+            )));
+        }
+        Ok(())
+    }
+
+    /// Returns the maximum number of tokens of an image that a language model computes at once,
+    /// because they attend to each other: 0 if they do not.
+    pub fn tokens_at_once(&self) -> usize {
+        let [columns, rows] = self.spec.largest_grid();
+        if self.spec.projector.is_bidirectional() {
+            columns * rows
+        } else {
+            0
+        }
+    }
+
+    /// Returns the tokens of an image. It is encoded when its rows are first needed, which `cancel`
+    /// can stop.
+    pub fn tokens(&self, image: RgbImage, cancel: &CancelToken) -> ImageTokens {
+        let grid = self.spec.grid(image.width(), image.height());
+        // Rows depend on the encoder and on the size to which it resizes the image.
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.fingerprint);
+        hasher.update(&image.hash());
+        for extent in grid {
+            hasher.update(&(extent as u64).to_le_bytes());
+        }
+        let (encoder, cancel) = (Arc::clone(&self.encoder), cancel.clone());
+        let encode = move || {
+            let mut encoder = encoder.lock().unwrap_or_else(PoisonError::into_inner);
+            let rows = encoder.encode(&image, &cancel);
+            rows.map(|rows| rows.values).map_err(for_model)
+        };
+        let mut tokens = ImageTokens::new(hasher.finalize().into(), grid, encode);
+        if !self.spec.projector.has_grid_positions() {
+            tokens = tokens.on_one_axis();
+        }
+        if self.spec.projector.is_bidirectional() {
+            tokens = tokens.bidirectional();
+        }
+        tokens
+    }
+}
+
+/// Returns an encoder's error as one of a language model.
+fn for_model(error: Error) -> samite_llm::Error {
+    match error {
+        Error::Core(error) => samite_llm::Error::Core(error),
+        error => samite_llm::Error::InvalidArgument(error.to_string().into()),
+    }
+}

@@ -1,0 +1,396 @@
+//! Description of an image encoder: hyperparameters, from a file's metadata.
+
+use crate::error::{Error, Result};
+use samite_core::Unary;
+use samite_gguf::Metadata;
+use std::ops::RangeInclusive;
+
+/// Architecture name of mmproj files.
+pub const ARCHITECTURE: &str = "clip";
+
+/// Projector: turns the result of the vision transformer into rows for the language model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Projector {
+    /// Qwen2-VL: 2 x 2 patches become one row of a two-layer network.
+    Qwen2Vl,
+    /// Qwen2.5-VL: as Qwen2-VL; most layers attend within windows.
+    Qwen25Vl,
+    /// Qwen3-VL and Qwen3.5: as Qwen2-VL, with rows for the first layers of the language model
+    /// (DeepStack).
+    Qwen3Vl,
+    /// Gemma 3: means of 4 x 4 patches, a norm, and a matrix.
+    Gemma3,
+}
+
+impl Projector {
+    const ALL: [(Projector, &str); 4] = [
+        (Projector::Qwen2Vl, "qwen2vl_merger"),
+        (Projector::Qwen25Vl, "qwen2.5vl_merger"),
+        (Projector::Qwen3Vl, "qwen3vl_merger"),
+        (Projector::Gemma3, "gemma3"),
+    ];
+
+    /// Returns the name in files.
+    pub fn name(self) -> &'static str {
+        let known = Self::ALL.iter().find(|(projector, _)| *projector == self);
+        known.map_or("", |(_, name)| name)
+    }
+
+    fn from_name(name: &str) -> Result<Self> {
+        let known = Self::ALL.iter().find(|(_, known)| *known == name);
+        known.map(|(projector, _)| *projector).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|(_, name)| *name).collect();
+            Error::model(format!(
+                "projector {name:?} is not supported; supported are {}",
+                names.join(", ")
+            ))
+        })
+    }
+
+    /// Returns the texts that a prompt has before and after an image's rows.
+    pub fn surroundings(self) -> [&'static str; 2] {
+        match self {
+            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => {
+                ["<|vision_start|>", "<|vision_end|>"]
+            }
+            Projector::Gemma3 => ["<start_of_image>", "<end_of_image>"],
+        }
+    }
+
+    /// Returns whether the rows have positions of a grid in the language model (M-RoPE).
+    pub fn has_grid_positions(self) -> bool {
+        !matches!(self, Projector::Gemma3)
+    }
+
+    /// Returns whether the tokens of an image attend to each other in both directions in the
+    /// language model.
+    pub fn is_bidirectional(self) -> bool {
+        matches!(self, Projector::Gemma3)
+    }
+}
+
+/// Size to which images are resized.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImageSize {
+    /// This width and height.
+    Fixed(usize),
+    /// The image's own aspect ratio, in multiples of `unit`, with a number of pixels in `pixels`.
+    Dynamic {
+        /// Width and height of the patches that become one row.
+        unit: usize,
+        /// Number of pixels.
+        pixels: RangeInclusive<usize>,
+    },
+}
+
+/// Norm of the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Norm {
+    Layer,
+    Rms,
+}
+
+/// Windows of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Windows {
+    /// Width and height, in patches.
+    pub size: usize,
+    /// Every layer with a number that is a multiple of this, counted from 1, attends to all
+    /// patches.
+    pub full_every: usize,
+}
+
+/// Description of an image encoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VisionSpec {
+    /// Projector.
+    pub projector: Projector,
+    /// Width of the vision transformer.
+    pub n_embd: usize,
+    /// Number of attention heads.
+    pub n_head: usize,
+    /// Number of layers.
+    pub n_layer: usize,
+    /// Elements of a row that the language model gets, without those of DeepStack.
+    pub projection_dim: usize,
+    /// Width and height of a patch, in pixels.
+    pub patch_size: usize,
+    /// Width and height of the patches that become one row.
+    pub merge: usize,
+    /// Size to which images are resized.
+    pub image_size: ImageSize,
+    /// Layers whose results go to the first layers of the language model.
+    pub deepstack: Vec<usize>,
+    pub(crate) eps: f32,
+    pub(crate) norm: Norm,
+    pub(crate) activation: Unary,
+    /// Patches in each direction of the table of positions.
+    pub(crate) table_side: usize,
+    pub(crate) windows: Option<Windows>,
+    pub(crate) mean: [f32; 3],
+    pub(crate) std: [f32; 3],
+}
+
+/// Default bounds of the number of rows that an image becomes, for dynamic sizes.
+const DEFAULT_TOKENS: RangeInclusive<usize> = 8..=4096;
+
+/// Maximum value of a hyperparameter. Products of three fit into `usize`.
+const MAX_VALUE: u32 = 1 << 20;
+
+impl VisionSpec {
+    /// Reads the description. `tokens` replaces the bounds of the number of rows that an image
+    /// becomes; a bound of `None` is the model's.
+    ///
+    /// # Errors
+    /// Returns an error that names the missing, wrong or contradictory key.
+    pub fn from_metadata(metadata: &Metadata, tokens: [Option<usize>; 2]) -> Result<Self> {
+        let architecture = metadata.require::<&str>(samite_gguf::KEY_ARCHITECTURE)?;
+        if architecture != ARCHITECTURE {
+            return Err(Error::model(format!(
+                "the architecture is {architecture:?}, that of an mmproj file is {ARCHITECTURE:?}"
+            )));
+        }
+        if !metadata.get_or("clip.has_vision_encoder", true)? {
+            return Err(Error::model(
+                "the file has no image encoder (clip.has_vision_encoder)",
+            ));
+        }
+        let name = match metadata.get::<&str>("clip.projector_type")? {
+            Some(name) => name,
+            None => metadata.require("clip.vision.projector_type")?,
+        };
+        // Qwen2.5-Omni names both of its encoders alike.
+        let name = if name == "qwen2.5o" {
+            "qwen2.5vl_merger"
+        } else {
+            name
+        };
+        let projector = Projector::from_name(name)?;
+        let keys = Keys(metadata);
+        let n_embd = keys.count("embedding_length")?;
+        let n_head = keys.count("attention.head_count")?;
+        if !n_embd.is_multiple_of(4 * n_head) {
+            return Err(Error::model(format!(
+                "clip.vision.embedding_length is {n_embd}, not a multiple of four times {n_head} heads"
+            )));
+        }
+        let patch_size = keys.count("patch_size")?;
+        let default_merge = match projector {
+            Projector::Gemma3 => 4,
+            _ => 2,
+        };
+        let merge = match projector {
+            Projector::Gemma3 => keys.optional_count("projector.scale_factor")?,
+            _ => keys.optional_count("spatial_merge_size")?,
+        };
+        let merge = merge.unwrap_or(default_merge);
+        let side = keys.count("image_size")?;
+        let unit = patch_size * merge;
+        let image_size = match projector {
+            Projector::Gemma3 if side.is_multiple_of(unit) => ImageSize::Fixed(side),
+            Projector::Gemma3 => {
+                return Err(Error::model(format!(
+                    "clip.vision.image_size is {side}, not a multiple of {merge} patches of {patch_size}"
+                )));
+            }
+            _ => {
+                let [least, most] = tokens;
+                let most = most.unwrap_or(*DEFAULT_TOKENS.end());
+                let least = least.unwrap_or(most.min(*DEFAULT_TOKENS.start()));
+                if least > most || least == 0 || most > MAX_VALUE as usize {
+                    return Err(Error::model(format!(
+                        "an image cannot become from {least} to {most} tokens: from 1 to {MAX_VALUE}, in order"
+                    )));
+                }
+                let pixels = least * unit * unit..=most * unit * unit;
+                ImageSize::Dynamic { unit, pixels }
+            }
+        };
+        let windows = match projector {
+            Projector::Qwen25Vl => {
+                let size = keys.optional_count("window_size")?.unwrap_or(112);
+                let full_every = keys.optional_count("n_wa_pattern")?;
+                let full_every = full_every.ok_or_else(|| {
+                    Error::model(
+                        "clip.vision.n_wa_pattern is missing: which layers attend to all patches?",
+                    )
+                })?;
+                // Windows consist of whole rows of the result.
+                let size = (size / unit).max(1) * merge;
+                Some(Windows { size, full_every })
+            }
+            _ => None,
+        };
+        let n_layer = keys.count("block_count")?;
+        let flags = metadata.get::<&[bool]>("clip.vision.is_deepstack_layers")?;
+        let layers = flags.unwrap_or_default().iter().enumerate();
+        let layers = layers.filter(|(_, is_deep)| **is_deep);
+        let deepstack: Vec<usize> = layers.map(|(layer, _)| layer).collect();
+        if deepstack.iter().any(|&layer| layer >= n_layer) {
+            return Err(Error::model(format!(
+                "clip.vision.is_deepstack_layers names a layer above the {n_layer} that there are"
+            )));
+        }
+        Ok(VisionSpec {
+            projector,
+            n_embd,
+            n_head,
+            n_layer,
+            projection_dim: keys.count("projection_dim")?,
+            patch_size,
+            merge,
+            image_size,
+            deepstack,
+            eps: metadata.require("clip.vision.attention.layer_norm_epsilon")?,
+            norm: match projector {
+                Projector::Qwen25Vl => Norm::Rms,
+                _ => Norm::Layer,
+            },
+            activation: keys.activation()?,
+            table_side: side / patch_size,
+            windows,
+            mean: keys.channels("image_mean")?,
+            std: keys.channels("image_std")?,
+        })
+    }
+
+    /// Returns the size to which an image of `width` x `height` pixels is resized.
+    pub fn resized(&self, width: usize, height: usize) -> [usize; 2] {
+        match &self.image_size {
+            ImageSize::Fixed(side) => [*side; 2],
+            ImageSize::Dynamic { unit, pixels } => dynamic_size([width, height], *unit, pixels),
+        }
+    }
+
+    /// Returns the numbers of columns and rows of tokens that an image of `width` x `height` pixels
+    /// becomes.
+    pub fn grid(&self, width: usize, height: usize) -> [usize; 2] {
+        let unit = self.patch_size * self.merge;
+        self.resized(width, height).map(|extent| extent / unit)
+    }
+
+    /// Returns the largest grid that [`grid`](Self::grid) returns.
+    pub fn largest_grid(&self) -> [usize; 2] {
+        match &self.image_size {
+            ImageSize::Fixed(side) => self.grid(*side, *side),
+            ImageSize::Dynamic { unit, pixels } => [pixels.end() / (unit * unit), 1],
+        }
+    }
+
+    /// Returns the number of elements of a row, with those of DeepStack.
+    pub fn row_width(&self) -> usize {
+        self.projection_dim * (1 + self.deepstack.len())
+    }
+}
+
+/// Returns the size nearest to `size`, in multiples of `unit`, with a number of pixels in `pixels`:
+/// `smart_resize` of Hugging Face's processors.
+fn dynamic_size(size: [usize; 2], unit: usize, pixels: &RangeInclusive<usize>) -> [usize; 2] {
+    let real = size.map(|extent| extent as f64);
+    let area = real[0] * real[1];
+    let unit_size = unit as f64;
+    let multiple = |count: f64| (count as usize).max(1) * unit;
+    let near = real.map(|extent| multiple((extent / unit_size).round_ties_even()));
+    let near_area = near[0].saturating_mul(near[1]);
+    let [least, most] = [*pixels.start(), *pixels.end()];
+    let sized = if near_area > most {
+        let shrink = (area / most as f64).sqrt();
+        real.map(|extent| multiple((extent / shrink / unit_size).floor()))
+    } else if near_area < least {
+        let grow = (least as f64 / area).sqrt();
+        real.map(|extent| multiple((extent * grow / unit_size).ceil()))
+    } else {
+        near
+    };
+    // A side of one unit does not shrink further, so the other one must.
+    let limit = |extent: usize, other: usize| extent.min((most / other / unit).max(1) * unit);
+    [limit(sized[0], sized[1]), limit(sized[1], sized[0])]
+}
+
+/// Keys of the image encoder.
+struct Keys<'a>(&'a Metadata);
+
+impl Keys<'_> {
+    fn optional_count(&self, name: &str) -> Result<Option<usize>> {
+        let key = format!("clip.vision.{name}");
+        match self.0.get::<u32>(&key)? {
+            Some(count) if !(1..=MAX_VALUE).contains(&count) => Err(Error::model(format!(
+                "{key} is {count}, must be from 1 to {MAX_VALUE}"
+            ))),
+            count => Ok(count.map(|count| count as usize)),
+        }
+    }
+
+    fn count(&self, name: &str) -> Result<usize> {
+        // The error of a missing key is that of the metadata.
+        let key = format!("clip.vision.{name}");
+        self.0.require::<u32>(&key)?;
+        Ok(self.optional_count(name)?.unwrap_or(1))
+    }
+
+    fn channels(&self, name: &str) -> Result<[f32; 3]> {
+        let key = format!("clip.vision.{name}");
+        let values = self.0.require::<&[f32]>(&key)?;
+        let values = <[f32; 3]>::try_from(values);
+        let values = values.ok().filter(|values| {
+            let is_scale = name == "image_std";
+            let is_valid = |value: &f32| value.is_finite() && !(is_scale && *value == 0.0);
+            values.iter().all(is_valid)
+        });
+        values.ok_or_else(|| {
+            Error::model(format!(
+                "{key} must have a finite number for each of three channels, and a deviation is not 0"
+            ))
+        })
+    }
+
+    fn activation(&self) -> Result<Unary> {
+        let has = |key: &str| self.0.get_or(key, false);
+        match (has("clip.use_gelu")?, has("clip.use_silu")?) {
+            (true, true) => Err(Error::model("clip.use_gelu and clip.use_silu are both set")),
+            (true, false) => Ok(Unary::Gelu),
+            (false, true) => Ok(Unary::Silu),
+            (false, false) => Ok(Unary::GeluQuick),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_processor() {
+        // Of transformers' Qwen2VLImageProcessor with these bounds.
+        let pixels = 56 * 56..=28 * 28 * 1280;
+        for (size, expected) in [
+            ([640, 480], [644, 476]),
+            ([28, 28], [56, 56]),
+            ([1, 1], [56, 56]),
+            ([4000, 3000], [1148, 840]),
+            ([42, 70], [56, 56]),
+            ([98, 126], [112, 112]),
+        ] {
+            assert_eq!(dynamic_size(size, 28, &pixels), expected, "{size:?}");
+        }
+    }
+
+    #[test]
+    fn no_size_exceeds_the_maximum() {
+        let pixels = 28 * 28 * 8..=28 * 28 * 100;
+        for size in [
+            [20_000, 1],
+            [1, 20_000],
+            [1, 1],
+            [3000, 2],
+            [65_535, 65_535],
+        ] {
+            let [width, height] = dynamic_size(size, 28, &pixels);
+            assert!(width >= 28 && height >= 28 && width % 28 == 0 && height % 28 == 0);
+            assert!(
+                width * height <= *pixels.end(),
+                "{size:?}: {width} x {height}"
+            );
+        }
+    }
+}
