@@ -635,6 +635,9 @@ impl Engine {
         self.write_to_disk(sequence, &tokens, running.key);
         let can_cut = self.context.kv_cache().can_truncate();
         let freed = self.kept.add(sequence, tokens, running.key, slot, can_cut);
+        if running.request.cache.hold {
+            self.kept.hold_last();
+        }
         freed.into_iter().for_each(|sequence| self.free(sequence));
         while self.kept.len() > self.options.kept {
             self.evict_cheapest(None);

@@ -28,6 +28,8 @@ pub(crate) struct CachedPrefix {
     credit: usize,
     /// True if a later request has continued it, or will rather continue a longer text.
     is_continued: bool,
+    /// [`PrefixCache::clock`] until which it is evicted after others.
+    held: u64,
 }
 
 impl CachedPrefix {
@@ -95,6 +97,8 @@ fn usable(
 
 impl PrefixCache {
     const MAX_EVICTED: usize = 32;
+    /// Number of uses of texts after which a hold ends, if its owner is gone.
+    const HOLD: u64 = 64;
 
     pub fn len(&self) -> usize {
         self.texts.len()
@@ -133,6 +137,7 @@ impl PrefixCache {
             used: self.clock,
             credit: self.level,
             is_continued: false,
+            held: 0,
         });
         freed
     }
@@ -167,10 +172,30 @@ impl PrefixCache {
         }
     }
 
+    /// Holds the text that was added last: it is evicted after others.
+    pub fn hold_last(&mut self) {
+        if let Some(text) = self.texts.last_mut() {
+            text.held = self.clock + Self::HOLD;
+        }
+    }
+
+    /// Ends the hold of a text.
+    pub fn release(&mut self, number: usize) {
+        if let Some(text) = self.texts.get_mut(number) {
+            text.held = 0;
+        }
+    }
+
+    /// Returns whether a text is held.
+    pub fn is_held(&self, number: usize) -> bool {
+        let text = self.texts.get(number);
+        text.is_some_and(|text| text.held > self.clock)
+    }
+
     /// Removes the least recently used text, and returns its sequence.
     pub fn evict_oldest(&mut self) -> Option<usize> {
         let texts = self.texts.iter().enumerate();
-        let (number, _) = texts.min_by_key(|(_, text)| text.used)?;
+        let (number, _) = texts.min_by_key(|(_, text)| (text.held > self.clock, text.used))?;
         self.evict(number)
     }
 
@@ -190,7 +215,7 @@ impl PrefixCache {
         // Continued texts come first, the least recently used one before others.
         let rank = |text: &CachedPrefix| {
             let value = if text.is_continued { 0 } else { text.value() };
-            (value, text.used)
+            (text.held > self.clock, value, text.used)
         };
         let (number, _) = others.min_by_key(|(_, text)| rank(text))?;
         Some(number)
@@ -347,6 +372,27 @@ mod tests {
         assert_eq!(cache.evict_cheapest(None), Some(1));
         assert_eq!(cache.evict_cheapest(None), Some(0));
         assert_eq!(left(&cache), [3]);
+    }
+
+    #[test]
+    fn held_texts_are_evicted_last_and_not_for_ever() {
+        let mut cache = PrefixCache::default();
+        add(&mut cache, 0, 10, 0);
+        cache.hold_last();
+        add(&mut cache, 1, 1000, 1);
+        add(&mut cache, 2, 2000, 2);
+        assert!(cache.is_held(0) && !cache.is_held(1));
+        assert_eq!(cache.evict_cheapest(None), Some(1));
+        assert_eq!(cache.evict_oldest(), Some(2));
+        add(&mut cache, 3, 1000, 3);
+        cache.release(0);
+        assert_eq!(cache.evict_cheapest(None), Some(0));
+        cache.hold_last();
+        for _ in 0..PrefixCache::HOLD {
+            assert!(cache.is_held(0));
+            cache.touch(0);
+        }
+        assert!(!cache.is_held(0));
     }
 
     #[test]

@@ -71,6 +71,9 @@ pub struct CacheOptions {
     pub reuse: bool,
     /// True to cache the text for later requests.
     pub keep: bool,
+    /// True to evict the text after others, until it is
+    /// [saved](crate::Engine::save_prefix) or many requests have ended.
+    pub hold: bool,
     /// Salt: only requests with the same number share anything.
     pub salt: u64,
 }
@@ -80,6 +83,7 @@ impl Default for CacheOptions {
         CacheOptions {
             reuse: true,
             keep: true,
+            hold: false,
             salt: 0,
         }
     }

@@ -1239,6 +1239,7 @@ fn long_prefixes_are_reused_for_models_that_cannot_cut_text() {
                     cache: CacheOptions {
                         reuse: false,
                         keep: false,
+                        hold: false,
                         salt: 0,
                     },
                     ..prompt(end)

@@ -221,6 +221,7 @@ fn request(rng: &mut Rng, adapters: &[Arc<Adapter>; 2]) -> Request {
         cache: CacheOptions {
             reuse: !rng.one_in(6),
             keep: !rng.one_in(6),
+            hold: false,
             salt: u64::from(rng.one_in(8)) * 7,
         },
         priority: rng.below(6) as i32 / 5,

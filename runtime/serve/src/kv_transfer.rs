@@ -288,6 +288,7 @@ pub(crate) async fn offer(context: &RequestContext, prompt: OfferedPrompt) -> Op
         return None;
     };
     let offer = async {
+        let length = prompt.tokens.len();
         let account = context.account.another();
         let reserving = Arc::clone(transfers);
         let saved = on_engine(context, move |engine| {
@@ -306,8 +307,16 @@ pub(crate) async fn offer(context: &RequestContext, prompt: OfferedPrompt) -> Op
         let saved = saved.map_err(|error| ApiError::new(500, error.to_string()))?;
         let reserved = reserved.transpose()?;
         let (Some(saved), Some(reserved)) = (saved, reserved) else {
+            tracing::warn!("the cache of a prompt cannot be offered: it is evicted already");
             return Ok(None);
         };
+        // The last token of a prompt is always computed.
+        if saved.len() + 1 < length {
+            tracing::warn!(
+                "{} of {length} tokens of a prompt are offered, the others are evicted already: raise --cached-prefixes",
+                saved.len()
+            );
+        }
         // The sequence, until its bytes are written.
         let hold = reserved.account.hold("kv_transfer_params", saved.bytes())?;
         let bytes = tokio::task::spawn_blocking(move || {

@@ -68,6 +68,7 @@ impl SimRequest {
             cache: CacheOptions {
                 reuse: !rng.one_in(6),
                 keep: !rng.one_in(6),
+                hold: prompt.len() % 8 == 3,
                 salt: if rng.one_in(8) { 7 } else { 0 },
             },
             priority: i32::from(rng.one_in(6)),

@@ -90,7 +90,7 @@ impl Engine {
     }
 
     /// Saves the longest cached prefix of a prompt that a request with these adapters and this salt
-    /// can reuse. Returns `None` if there is none, or if `may_save` returns false for its bytes.
+    /// can reuse, and ends its [hold](crate::CacheOptions::hold). Returns `None` if there is none, or if `may_save` returns false for its bytes.
     /// `None` as adapters means the default ones.
     ///
     /// # Errors
@@ -118,6 +118,7 @@ impl Engine {
             return Ok(None);
         };
         let (from, is_whole) = (text.sequence, common == text.tokens.len());
+        self.kept.release(number);
         let save = |context: &mut samite_llm::Context, sequence| {
             if may_save(context.saved_bytes(sequence)?) {
                 context.save(sequence).map(Some)
