@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Tests the worker with Dynamo's frontend: two workers, many requests, one SIGTERM, one SIGKILL.
+r"""Tests the worker with Dynamo's frontend: two workers, many requests, one SIGTERM, one SIGKILL.
 
-    test.py --samite PATH --model FILE [--text] [--kv-events] -- --chat-template chatml -c 2048
+    test.py --samite PATH --model FILE [--text | --disaggregated] [--kv-events] -- \
+        --chat-template chatml -c 4096
 
 Compares the answers at temperature 0 with samite's own, counts lost ones, and checks that no
-process remains. Without --text or --tokenizer, writes the tokenizer from the model, whose
-vocabulary must be SentencePiece's (tokenizer.ggml.model = llama). Flags after `--` are for
-`samite serve`.
+process remains. --disaggregated has two prefill and two decode workers. Without --text or
+--tokenizer, writes the tokenizer from the model, whose vocabulary must be SentencePiece's
+(tokenizer.ggml.model = llama). Flags after `--` are for `samite serve`.
 """
 
 import argparse
@@ -46,8 +47,13 @@ OPENINGS = [
     "What did the {} and the {} say to the old man?",
 ]
 TOKENS = [8, 48, 300]
+# Numbers of words of the prompts of --disaggregated, and requests while workers end.
+LENGTHS = [1, 3, 10, 30, 100, 200]
+DISAGGREGATED_REQUESTS = 300
 # Number of prompts that are repeated to see where the router sends them.
 REPEATED = 6
+# What samite logs with -v when it has fetched a cache.
+FETCHED = re.compile(r"(\d+) tokens \(\d+ bytes\) fetched from")
 HELD = threading.Lock()
 
 
@@ -132,6 +138,8 @@ class Process:
             sys.exit(f"{self.name}: did not exit within {GUARD} s")
         if found != code:
             sys.exit(f"{self.name}: exited with {found} instead of {code}")
+        if "engine cleanup failed" in self.log.read_text():
+            sys.exit(f"{self.name}: did not clean up")
         wait_until(
             lambda: not any(map(is_running, self.pids)), f"{self.name}: the end of its samite"
         )
@@ -144,6 +152,8 @@ class Fleet:
         self.args, self.folder = args, folder
         self.processes = []
         self.port = free_port()
+        self.key = folder / "key"
+        self.key.write_text("a secret of the fleet, for a test only")
         local = [
             "DYN_TCP_RPC_HOST",
             "DYN_TCP_RESPONSE_STREAM_HOST",
@@ -175,7 +185,7 @@ class Fleet:
         self.processes.append(process)
         return process
 
-    def worker(self, name):
+    def worker(self, name, mode=None):
         """Starts a worker and waits until the frontend knows it."""
         args, before = self.args, self.instances()
         command = [sys.executable, str(WORKER), "--samite", args.samite, "--name", NAME]
@@ -183,9 +193,18 @@ class Fleet:
             command += ["--tokenizer", args.tokenizer]
         if args.kv_events:
             command += ["--kv-events"]
+        flags = list(args.flags)
+        if mode:
+            command += [f"--disaggregation-mode={mode}"]
+            flags += [f"--kv-transfer-key={self.key}"]
+        if mode == "decode":
+            # It logs what it fetches.
+            flags += ["-v"]
+        if mode == "prefill":
+            flags += ["--kv-transfer=127.0.0.1:0", "--kv-transfer-host=127.0.0.1"]
         port = free_low_port()
         environment = {**self.environment, "DYN_SYSTEM_PORT": str(port)}
-        worker = self.start(name, [*command, "--", "-m", args.model, *args.flags], environment)
+        worker = self.start(name, [*command, "--", "-m", args.model, *flags], environment)
         worker.port = port
         wait_until(lambda: self.instances() - before, f"the registration of {name}", worker.process)
         wait_until(
@@ -242,7 +261,9 @@ class Load:
 
     def request(self, rng):
         content, tokens = rng.choice(list(self.expected))
-        is_stream, leaves = rng.random() < 0.5, rng.random() < 0.1
+        self.request_of(content, tokens, rng.random() < 0.5, rng.random() < 0.1)
+
+    def request_of(self, content, tokens, is_stream, leaves):
         begin, received = time.monotonic(), []
         try:
             result = ask(self.port, content, tokens, is_stream, leaves, received)
@@ -325,6 +346,19 @@ def ask(port, content, tokens, is_stream, leaves, received):
         connection.close()
 
 
+def questions(args):
+    """Returns contents with numbers of tokens."""
+    if args.disaggregated:
+        texts = [
+            " ".join(random.Random(f"{seed}/{length}").choices(NOUNS, k=length))
+            for length in LENGTHS
+            for seed in range(len(OPENINGS))
+        ]
+    else:
+        texts = [opening.format(noun, noun[::-1]) for opening in OPENINGS for noun in NOUNS]
+    return [(text, tokens) for text in texts for tokens in TOKENS]
+
+
 def expected_answers(args, folder):
     """Returns samite's own answers by content and number of tokens.
 
@@ -340,14 +374,12 @@ def expected_answers(args, folder):
             args.tokenizer = str(folder / "tokenizer")
             write_tokenizer(args, json.loads(get(port, "/props"))["chat_template"])
         answers = {}
-        for opening in OPENINGS:
-            for noun in NOUNS:
-                for tokens in TOKENS:
-                    content, received = opening.format(noun, noun[::-1]), []
-                    result = ask(port, content, tokens, False, False, received)
-                    if result != "answered":
-                        sys.exit(f"samite serve: {result}")
-                    answers[content, tokens] = received[0]
+        for content, tokens in questions(args):
+            received = []
+            result = ask(port, content, tokens, False, False, received)
+            if result != "answered":
+                sys.exit(f"samite serve: {result}")
+            answers[content, tokens] = received[0]
         return answers
     finally:
         samite.process.kill()
@@ -477,6 +509,67 @@ def test(args, fleet, expected):
     print(f"no process of {len(fleet.processes)} and their servers remains", flush=True)
 
 
+def test_disaggregated(args, fleet, expected):
+    decode = [fleet.worker(f"decode-{number}", "decode") for number in (1, 2)]
+    prefill = [fleet.worker(f"prefill-{number}", "prefill") for number in (1, 2)]
+
+    # One after another, so that no batch decides.
+    load = Load(fleet.port, expected)
+    for content, tokens in expected:
+        load.request_of(content, tokens, True, False)
+    load.report("prefill and decode", MAX_DIFFERENT)
+    if load.lost:
+        sys.exit("prefill and decode: requests were lost")
+    check_transfer(fleet, prefill, decode, len(expected))
+    if args.kv_events:
+        check_routing(fleet)
+
+    def phase(name, event):
+        load = Load(fleet.port, expected)
+        load.send(DISAGGREGATED_REQUESTS, args.clients, name, event)
+        load.report(name, MAX_DIFFERENT)
+        check_lost(args, load)
+
+    def end_two():
+        prefill[0].end(signal.SIGKILL, -signal.SIGKILL)
+        decode[0].end(signal.SIGTERM, 0)
+
+    phase("SIGKILL of a prefill worker, SIGTERM to a decode worker", end_two)
+    check_metrics(fleet, prefill[1], decode[1])
+    phase("a further decode worker", lambda: decode.append(fleet.worker("decode-3", "decode")))
+    phase("SIGTERM to the last prefill worker", lambda: prefill[1].end(signal.SIGTERM, 0))
+    decode[1].end(signal.SIGINT, 0)
+    decode[2].end(signal.SIGTERM, 0)
+    fleet.frontend.end(signal.SIGTERM, 0)
+    print(f"no process of {len(fleet.processes)} and their servers remains", flush=True)
+
+
+def check_transfer(fleet, prefill, decode, requests):
+    """Checks that prompts were computed by some servers and fetched by the others."""
+    time.sleep(METRICS_SECONDS)
+    for name, workers in [("prefill", prefill), ("decode", decode)]:
+        asked, cached = (
+            sum(fleet.metrics(worker, f"prefix_cache_{kind}_total") for worker in workers)
+            for kind in ("queries", "hits")
+        )
+        print(
+            f"  {name} servers: {asked:.0f} tokens of prompts, {cached:.0f} from the cache, "
+            f"{asked - cached:.0f} computed",
+            flush=True,
+        )
+    # Only the last token of a prompt is computed by the server that chooses its successor.
+    if asked - cached != requests:
+        sys.exit("prefill and decode: the decode servers computed prompts")
+    fetched = [FETCHED.findall(worker.log.read_text()) for worker in decode]
+    print(f"  fetched: {sum(map(int, sum(fetched, [])))} tokens", flush=True)
+    if len(sum(fetched, [])) != requests:
+        sys.exit(f"prefill and decode: {[len(each) for each in fetched]} caches were fetched")
+    used = [fleet.metrics(worker, "request_success_total") for worker in prefill] + fetched
+    # Without load, the router by KV events may prefer the first.
+    if not fleet.args.kv_events and not all(used):
+        sys.exit("prefill and decode: a worker got no request")
+
+
 def check_metrics(fleet, *workers):
     time.sleep(METRICS_SECONDS)
     answered, cancelled, running = (
@@ -565,6 +658,9 @@ def main():
         action="store_true",
         help="route by KV events; samite must be built with --features kv-events",
     )
+    parser.add_argument(
+        "--disaggregated", action="store_true", help="test prefill and decode workers"
+    )
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("flags", nargs="*", metavar="FLAG", help="flags of samite serve, after --")
@@ -575,7 +671,7 @@ def main():
         expected = expected_answers(args, folder)
         fleet = Fleet(args, folder)
         try:
-            test(args, fleet, expected)
+            (test_disaggregated if args.disaggregated else test)(args, fleet, expected)
         except SystemExit:
             for process in fleet.processes:
                 print(f"--- {process.name}\n{process.log.read_text()[-3000:]}", file=sys.stderr)

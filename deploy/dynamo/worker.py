@@ -25,7 +25,15 @@ import uvloop
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Worker, WorkerConfig
 from dynamo.common.backend.engine import RawEngine
 from dynamo.common.backend.publisher import ComponentSnapshot, ZmqSource
-from dynamo.llm import ModelInput, unregister_model
+from dynamo.common.constants import DisaggregationMode
+from dynamo.llm import (
+    ModelInput,
+    ModelRuntimeConfig,
+    ModelType,
+    WorkerType,
+    register_model,
+    unregister_model,
+)
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, Unknown, WorkerUnavailable
 
 log = logging.getLogger("samite")
@@ -33,6 +41,8 @@ log = logging.getLogger("samite")
 BLOCK = 16
 # Seconds between two reads of samite's metrics.
 METRICS_INTERVAL = 1.0
+# Seconds after which frontends know that a registration is gone. They refuse to change one.
+UNREGISTERED_SECONDS = 2
 # Seconds that samite may take to exit once no request runs.
 EXIT_SECONDS = 10
 # Members of an event of POST /completion that the worker reads.
@@ -45,6 +55,11 @@ FIELDS = [
     "tokens_predicted",
     "timings/cache_n",
 ]
+# Flags of samite that prefill and decode workers need.
+TRANSFER_FLAGS = {
+    "prefill": ["--kv-transfer", "--kv-transfer-host", "--kv-transfer-key"],
+    "decode": ["--kv-transfer-key"],
+}
 # Loaded before the fork that uses it.
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
@@ -72,6 +87,13 @@ def parse_args(argv):
         help="publish KV events; samite must be built with --features kv-events",
     )
     parser.add_argument(
+        "--disaggregation-mode",
+        choices=["agg", *TRANSFER_FLAGS],
+        default="agg",
+        help="prefill: compute prompts for decode workers; decode: continue them; agg: do both "
+        "[default: agg]",
+    )
+    parser.add_argument(
         "--drain",
         type=float,
         default=30,
@@ -81,7 +103,7 @@ def parse_args(argv):
         "--start", type=float, default=600, help="seconds to load the model [default: 600]"
     )
     parser.add_argument("--namespace", default=os.environ.get("DYN_NAMESPACE", "dynamo"))
-    parser.add_argument("--component", default="backend")
+    parser.add_argument("--component", help="[default: prefill or backend]")
     parser.add_argument(
         "--discovery-backend", default=os.environ.get("DYN_DISCOVERY_BACKEND", "etcd")
     )
@@ -96,6 +118,14 @@ def parse_args(argv):
         )
     if args.kv_events and not args.tokenizer:
         parser.error("--kv-events: needs --tokenizer, because Dynamo matches tokens with blocks")
+    mode = args.disaggregation_mode
+    if mode != "agg" and not args.tokenizer:
+        parser.error(f"--disaggregation-mode {mode}: needs --tokenizer")
+    # samite listens on the loopback, so it cannot know the host for other servers.
+    given = {flag.partition("=")[0] for flag in args.flags}
+    if missing := [flag for flag in TRANSFER_FLAGS.get(mode, []) if flag not in given]:
+        parser.error(f"--disaggregation-mode {mode}: needs {', '.join(missing)} after --")
+    args.component = args.component or ("prefill" if mode == "prefill" else "backend")
     return args
 
 
@@ -114,7 +144,7 @@ class Samite:
 
     def __init__(self, args):
         self.args = args
-        self.process = self.client = self.endpoint = None
+        self.process = self.client = self.config = self.endpoint = None
         self.tasks = []
         # Task that reads samite's response, by request ID.
         self.readers = {}
@@ -129,12 +159,12 @@ class Samite:
             namespace=args.namespace,
             component=args.component,
             model_name=args.tokenizer or args.name or "samite",
-            model_input=cls.MODEL_INPUT,
             tool_call_parser=args.tool_call_parser,
             reasoning_parser=args.reasoning_parser,
             discovery_backend=args.discovery_backend,
             request_plane=args.request_plane,
             event_plane=args.event_plane,
+            **cls.CONFIG,
         )
         return cls(args), config
 
@@ -177,11 +207,12 @@ class Samite:
         self.cells = block * cells
         self.tasks = [asyncio.create_task(task) for task in (self.watch(), self.read_metrics())]
         name = self.args.name or props["model_alias"]
-        return EngineConfig(
+        self.config = EngineConfig(
             model=self.args.tokenizer or name,
             served_model_name=name,
             llm=self.registration(props),
         )
+        return self.config
 
     async def wait_ready(self):
         while True:
@@ -252,7 +283,7 @@ class Samite:
         metrics.register_prometheus_expfmt_callback(lambda: self.metrics_text)
 
     async def events_of(self, path, body, context):
-        """Yields the events of samite's response. `abort` ends it and samite's request."""
+        """Yields samite's response, or the events of a stream. `abort` ends samite's request."""
         queue = asyncio.Queue()
         reader = asyncio.create_task(self.read(path, body, queue))
         self.readers[context.id()] = reader
@@ -271,6 +302,9 @@ class Samite:
             async with self.client.post(path, json=body) as response:
                 if response.status != 200:
                     raise failure(response.status, await response.text())
+                if response.content_type == "application/json":
+                    queue.put_nowait(await response.json())
+                    return
                 async for line in response.content:
                     if not line.startswith(b"data: {"):
                         continue
@@ -285,15 +319,23 @@ class Samite:
         if reader := self.readers.get(context.id()):
             reader.cancel()
 
+    async def unregister(self):
+        """Removes the model's card. Dynamo itself leaves it until its lease expires."""
+        endpoint, self.endpoint = self.endpoint, None
+        if endpoint:
+            try:
+                await unregister_model(endpoint)
+            except Exception as error:
+                # Dynamo raises no narrower type. The rest has to be cleaned up all the same.
+                log.warning("the model's card cannot be removed: %s", error)
+
     async def cleanup(self):
         """Waits for the requests that run, then ends samite."""
         self.is_stopping = True
         deadline = asyncio.get_running_loop().time() + self.args.drain
         while self.readers and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
-        if self.endpoint:
-            # Dynamo itself leaves the model's card until its lease expires.
-            await unregister_model(self.endpoint)
+        await self.unregister()
         for task in self.tasks:
             task.cancel()
         if self.process and self.process.returncode is None:
@@ -324,7 +366,7 @@ def failure(status, text):
 class TokenEngine(Samite, LLMEngine):
     """Takes tokens from Dynamo and returns tokens."""
 
-    MODEL_INPUT = ModelInput.Tokens
+    CONFIG = {"model_input": ModelInput.Tokens}
 
     def registration(self, props):
         return LlmRegistration(
@@ -340,6 +382,97 @@ class TokenEngine(Samite, LLMEngine):
     async def generate(self, request, context):
         async for event in self.events_of("/completion", completion_of(request), context):
             yield chunk_of(event)
+
+
+class PrefillEngine(TokenEngine):
+    """Computes prompts, whose KV caches samite offers to decode workers."""
+
+    CONFIG = TokenEngine.CONFIG | {"disaggregation_mode": DisaggregationMode.PREFILL}
+
+    async def on_endpoint_ready(self, endpoint):
+        await super().on_endpoint_ready(endpoint)
+        # Dynamo removes the endpoint first and the model's card last. Between these, the model is
+        # unavailable if this is the last prefill worker. Dynamo's `Worker` hides the loop's method.
+        loop = asyncio.get_running_loop()
+        type(loop).add_signal_handler(
+            loop, signal.SIGTERM, lambda: self.tasks.append(asyncio.create_task(self.leave()))
+        )
+
+    async def leave(self):
+        await self.unregister()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    async def is_quiescent(self):
+        return not self.readers
+
+    async def generate(self, request, context):
+        try:
+            async for event in self.events_of("/completion", prefill_of(request), context):
+                yield chunk_of(event) | handoff(event.get("kv_transfer_params"))
+        except (EngineShutdown, Unknown, WorkerUnavailable) as error:
+            log.warning("%s; a decode worker computes the prompt", error)
+            yield {"token_ids": [], "index": 0} | handoff(None)
+
+
+def handoff(offer):
+    """Returns the members of a chunk that Dynamo passes on to a decode worker."""
+    # Dynamo would take any other reason as the end of the answer.
+    return {"finish_reason": "length", "disaggregated_params": {"kv_transfer_params": offer}}
+
+
+class DecodeEngine(TokenEngine):
+    """Continues prompts of prefill workers. Without a KV cache to fetch, it computes the prompt."""
+
+    # Dynamo's own registration of a decode worker makes the model unavailable without prefill
+    # workers. This one gets no requests until `health_check_payload` has replaced it.
+    CONFIG = TokenEngine.CONFIG | {"endpoint_types": "embeddings", "enable_local_indexer": False}
+
+    async def health_check_payload(self):
+        # Dynamo calls this once, after the registration and before the first request. It would
+        # ignore an error.
+        try:
+            await self.register()
+        except Exception as error:
+            log.error("the model cannot be registered: %s", error)
+            self.has_failed = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    async def register(self):
+        llm, config = self.config.llm, ModelRuntimeConfig()
+        config.context_length = llm.context_length
+        config.total_kv_blocks = llm.total_kv_blocks
+        config.max_num_seqs = llm.max_num_seqs
+        config.tool_call_parser = self.args.tool_call_parser
+        config.reasoning_parser = self.args.reasoning_parser
+        config.enable_local_indexer = False
+        await unregister_model(self.endpoint)
+        await asyncio.sleep(UNREGISTERED_SECONDS)
+        await register_model(
+            ModelInput.Tokens,
+            ModelType.Chat | ModelType.Completions,
+            self.endpoint,
+            self.config.model,
+            self.config.served_model_name,
+            worker_type=WorkerType.Decode,
+            # Dynamo demands a list. This worker itself satisfies it.
+            needs=[[WorkerType.Decode]],
+            kv_cache_block_size=BLOCK,
+            runtime_config=config,
+        )
+
+    async def generate(self, request, context):
+        body, prefilled = completion_of(request), request.get("prefill_result") or {}
+        offer = (prefilled.get("disaggregated_params") or {}).get("kv_transfer_params")
+        if offer:
+            body["kv_transfer_params"] = offer
+        async for event in self.events_of("/completion", body, context):
+            chunk = chunk_of(event)
+            if offer and event["stop"]:
+                # What is fetched is no hit. The prefill worker knows the hits.
+                usage = chunk["completion_usage"]
+                usage["prompt_tokens_details"] = prefilled.get("prompt_tokens_details")
+                del chunk["engine_data"]
+            yield chunk
 
 
 def refuse(name, value):
@@ -385,9 +518,26 @@ def completion_of(request):
     return body | constraint_of(sampling.get("guided_decoding") or {})
 
 
+def prefill_of(request):
+    """Returns the body of samite's POST /completion for the prompt only."""
+    # What a decode worker refuses is refused here already.
+    body = completion_of(request)
+    kept = ("prompt", "cache_salt", "return_tokens", "response_fields")
+    return {name: body[name] for name in kept if name in body} | {
+        "max_tokens": 1,
+        "kv_transfer_params": {"do_remote_decode": True},
+    }
+
+
 def gbnf_string(text):
     """Returns a text as a string of samite's grammars."""
-    for character, escape in [("\\", r"\\"), ('"', r"\""), ("\n", r"\n"), ("\r", r"\r"), ("\t", r"\t")]:
+    for character, escape in [
+        ("\\", r"\\"),
+        ('"', r"\""),
+        ("\n", r"\n"),
+        ("\r", r"\r"),
+        ("\t", r"\t"),
+    ]:
         text = text.replace(character, escape)
     return f'"{text}"'
 
@@ -449,7 +599,7 @@ def chunk_of(event):
 class TextEngine(Samite, RawEngine):
     """Takes bodies of OpenAI's API and returns the events of samite's response."""
 
-    MODEL_INPUT = ModelInput.Text
+    CONFIG = {"model_input": ModelInput.Text}
 
     def registration(self, _props):
         return None
@@ -469,7 +619,9 @@ class TextEngine(Samite, RawEngine):
 
 
 async def run(args):
-    engine, config = await (TokenEngine if args.tokenizer else TextEngine).from_args(args)
+    engines = {"agg": TokenEngine, "prefill": PrefillEngine, "decode": DecodeEngine}
+    kind = engines[args.disaggregation_mode] if args.tokenizer else TextEngine
+    engine, config = await kind.from_args(args)
     try:
         await Worker(engine, config).run()
     except Exception as error:
@@ -479,4 +631,6 @@ async def run(args):
 
 
 if __name__ == "__main__":
+    # Dynamo handles it. asyncio would end the worker before it has drained.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(uvloop.run(run(parse_args(sys.argv[1:]))))
