@@ -123,7 +123,7 @@ impl Batch {
         self.n_embedded = 0;
     }
 
-    /// Returns the embeddings of `part`, which is a contiguous slice of this batch's embedded tokens.
+    /// Returns the embeddings of `part`, a contiguous slice of this batch's embedded tokens.
     pub(crate) fn embeddings_of(&self, part: &[BatchToken], width: usize) -> &[f32] {
         let first = part.first().and_then(|token| token.embedding);
         let first = first.unwrap_or_default();

@@ -452,9 +452,9 @@ impl Session {
         self.generate_from(prompt, None, sampler, options, on_text)
     }
 
-    /// Generates like [`generate_with`](Self::generate_with), after a prompt with images. Tokens of
-    /// images have the [IDs](ImageTokens::ids) of their image. A full context ends the generation,
-    /// and the text cannot be [saved](Self::save).
+    /// Generates like [`generate_with`](Self::generate_with), after a prompt with images. The
+    /// tokens of an image have its [IDs](crate::ImageTokens::ids). A full context ends the
+    /// generation, and the text cannot be [saved](Self::save).
     ///
     /// # Errors
     /// Returns the errors of [`Images::new`], of the encoder, and of

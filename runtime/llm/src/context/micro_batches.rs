@@ -60,8 +60,8 @@ impl<'a> MicroBatches<'a> {
         }
     }
 
-    /// Returns the number of tokens that the next micro-batch can have: all or none with embeddings,
-    /// and all that its tokens attend to.
+    /// Returns the number of tokens that the next micro-batch can have. All or none of them have
+    /// embeddings, and all tokens of an image are there that attend to each other.
     fn most(&self) -> usize {
         let most = self.rest.len().min(self.size);
         let is_other = |token: &BatchToken| token.is_embedded() != self.rest[0].is_embedded();

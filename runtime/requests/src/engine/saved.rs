@@ -90,8 +90,8 @@ impl Engine {
     }
 
     /// Saves the longest cached prefix of a prompt that a request with these adapters and this salt
-    /// can reuse, and ends its [hold](crate::CacheOptions::hold). Returns `None` if there is none, or if `may_save` returns false for its bytes.
-    /// `None` as adapters means the default ones.
+    /// can reuse, and ends its [hold](crate::CacheOptions::hold). Returns `None` if there is none,
+    /// or if `may_save` returns false for its bytes. `None` as adapters means the default ones.
     ///
     /// # Errors
     /// Returns an error if a device fails.

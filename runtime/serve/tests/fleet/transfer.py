@@ -45,7 +45,7 @@ def server(args, folder, name, *flags):
     command = [args.samite, "serve", "-v", "-m", args.model, "--host", "127.0.0.1", "--port", str(port), "-t", "1"]
     command += ["-c", str(2 * args.tokens + 2048), "--parallel", "8", "--kv-unified", *flags]
     child = Child(command, f"{folder}/{name}.log")
-    wait_for(port, "/ready", child.process, name)
+    wait_for(f"127.0.0.1:{port}", "/ready", child.process, name)
     return port, child
 
 
