@@ -9,8 +9,10 @@ pub use bodies::body;
 pub use remote::remote;
 
 use samite_chat::{DateTime, Limits, Template};
+use samite_gguf::Header;
 use samite_grammar::Grammar;
 use samite_llm::SavedSequence;
+use samite_vision::{DecodeLimits, EncodedImage, VisionSpec};
 
 /// Serves a KV event peer. The first byte selects the socket and whether the peer greets.
 pub fn kv_events(bytes: &[u8]) {
@@ -24,6 +26,36 @@ pub fn session(bytes: &[u8]) {
     if let Ok(saved) = SavedSequence::from_bytes(bytes.to_vec()) {
         let written = saved.to_bytes().expect("what was read can be written");
         SavedSequence::from_bytes(written).expect("what was written can be read");
+    }
+}
+
+/// Decodes an image of at most 2^20 pixels.
+pub fn image(bytes: &[u8]) {
+    let limits = DecodeLimits { pixels: 1 << 20 };
+    if let Ok(encoded) = EncodedImage::new(bytes, &limits) {
+        let _ = encoded.decode();
+    }
+}
+
+/// Reads the description of an image encoder. A valid one must give sizes to images.
+pub fn image_encoder(bytes: &[u8]) {
+    let Ok(header) = Header::from_bytes(bytes) else {
+        return;
+    };
+    let Ok(spec) = VisionSpec::from_metadata(&header.metadata, [None, None]) else {
+        return;
+    };
+    let [columns, rows] = spec.largest_grid();
+    for (width, height) in [
+        (1, 1),
+        (640, 480),
+        (65_535, 1),
+        (1, 65_535),
+        (65_535, 65_535),
+    ] {
+        let grid = spec.grid(width, height);
+        let count = grid[0].saturating_mul(grid[1]);
+        assert!((1..=columns * rows).contains(&count), "{grid:?}");
     }
 }
 

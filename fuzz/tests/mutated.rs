@@ -1,7 +1,7 @@
 //! Calls the fuzz entry points with mutated seeds. This works on a stable compiler and finds within
 //! seconds the bugs that a fuzzer finds first.
 
-use samite_gguf::GgufFile;
+use samite_gguf::{GgufFile, Header};
 use samite_llm::{Batch, Context, ContextOptions, Model, ModelOptions, SavedSequence};
 use samite_reference::{ReferenceDevice, ReferenceOptions};
 use std::panic::catch_unwind;
@@ -118,6 +118,46 @@ fn grammars() {
         .map(|(text, kind)| [&[kind], text.as_bytes()].concat())
         .collect();
     check(samite_fuzz::grammar, INPUTS, &seeds);
+}
+
+/// Returns the contents of a fixture of image encoders.
+fn fixture(name: &str) -> Vec<u8> {
+    let folder = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../runtime/vision/tests/fixtures/"
+    );
+    std::fs::read(format!("{folder}{name}")).expect("the fixture is there")
+}
+
+#[test]
+fn images() {
+    let cases = fixture("decoded.json");
+    let cases: serde_json::Value = serde_json::from_slice(&cases).expect("it is JSON");
+    let cases = cases["cases"].as_array().expect("a list").iter();
+    let seeds: Vec<Vec<u8>> = cases
+        .map(|case| serde_json::from_value(case["file"].clone()).expect("bytes"))
+        .collect();
+    check(samite_fuzz::image, INPUTS, &seeds);
+}
+
+#[test]
+fn image_encoders() {
+    // Tensors come after the description.
+    let header = |name: &str| {
+        let mut bytes = fixture(name);
+        bytes.truncate(4096);
+        // No tensors.
+        bytes[8..16].fill(0);
+        Header::from_bytes(&bytes).expect("it is a header");
+        bytes
+    };
+    let names = [
+        "qwen2vl.gguf",
+        "qwen25vl.gguf",
+        "qwen3vl.gguf",
+        "gemma3.gguf",
+    ];
+    check(samite_fuzz::image_encoder, INPUTS, &names.map(header));
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn embedding_inputs_match_token_inputs() {
     let near = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-4;
     assert!(found.iter().zip(&expected).all(near));
 
-    // An empty item, and both kinds in one batch.
+    // An empty item is refused; both kinds can be in one batch.
     call!(llama_batch_ext_clear(list => *mut Opaque));
     call!(llama_batch_ext_add(list => *mut Opaque, 0 => i32) -> i32);
     assert_eq!(
@@ -127,7 +127,7 @@ fn embedding_inputs_match_token_inputs() {
     call!(llama_batch_ext_add_token(list => *mut Opaque, 0 => i32, 1 => i32) -> i32);
     assert_eq!(
         call!(llama_process(extended => *mut Opaque, 0 => i32, list => *mut Opaque) -> i32),
-        -1
+        0
     );
     call!(llama_batch_ext_free(list => *mut Opaque));
     call!(llama_batch_free(batch => Batch));

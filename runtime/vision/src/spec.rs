@@ -134,8 +134,17 @@ pub struct VisionSpec {
 /// Default bounds of the number of rows that an image becomes, for dynamic sizes.
 const DEFAULT_TOKENS: RangeInclusive<usize> = 8..=4096;
 
-/// Maximum value of a hyperparameter. Products of three fit into `usize`.
-const MAX_VALUE: u32 = 1 << 20;
+/// Maximum value of a hyperparameter. Products of four fit into `usize`.
+const MAX_VALUE: u32 = 1 << 16;
+
+/// Maximum number of pixels to which an image is resized.
+const MAX_PIXELS: usize = 64 << 20;
+
+/// Maximum width and height of images with a fixed size.
+const MAX_SIDE: usize = 8192;
+
+/// Maximum number of layers.
+const MAX_LAYERS: usize = 1024;
 
 impl VisionSpec {
     /// Reads the description. `tokens` replaces the bounds of the number of rows that an image
@@ -187,10 +196,12 @@ impl VisionSpec {
         let side = keys.count("image_size")?;
         let unit = patch_size * merge;
         let image_size = match projector {
-            Projector::Gemma3 if side.is_multiple_of(unit) => ImageSize::Fixed(side),
+            Projector::Gemma3 if side.is_multiple_of(unit) && side <= MAX_SIDE => {
+                ImageSize::Fixed(side)
+            }
             Projector::Gemma3 => {
                 return Err(Error::model(format!(
-                    "clip.vision.image_size is {side}, not a multiple of {merge} patches of {patch_size}"
+                    "clip.vision.image_size is {side}, must be a multiple of {merge} patches of {patch_size}, at most {MAX_SIDE}"
                 )));
             }
             _ => {
@@ -202,7 +213,13 @@ impl VisionSpec {
                         "an image cannot become from {least} to {most} tokens: from 1 to {MAX_VALUE}, in order"
                     )));
                 }
-                let pixels = least * unit * unit..=most * unit * unit;
+                let most_pixels = most.saturating_mul(unit).saturating_mul(unit);
+                if most_pixels > MAX_PIXELS {
+                    return Err(Error::model(format!(
+                        "{most} tokens of {unit} x {unit} pixels are over {MAX_PIXELS} pixels for an image: choose a lower --image-max-tokens"
+                    )));
+                }
+                let pixels = least * unit * unit..=most_pixels;
                 ImageSize::Dynamic { unit, pixels }
             }
         };
@@ -222,6 +239,11 @@ impl VisionSpec {
             _ => None,
         };
         let n_layer = keys.count("block_count")?;
+        if n_layer > MAX_LAYERS {
+            return Err(Error::model(format!(
+                "clip.vision.block_count is {n_layer}, at most {MAX_LAYERS} are supported"
+            )));
+        }
         let flags = metadata.get::<&[bool]>("clip.vision.is_deepstack_layers")?;
         let layers = flags.unwrap_or_default().iter().enumerate();
         let layers = layers.filter(|(_, is_deep)| **is_deep);
@@ -247,7 +269,7 @@ impl VisionSpec {
                 _ => Norm::Layer,
             },
             activation: keys.activation()?,
-            table_side: side / patch_size,
+            table_side: (side / patch_size).max(1),
             windows,
             mean: keys.channels("image_mean")?,
             std: keys.channels("image_std")?,
