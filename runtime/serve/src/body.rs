@@ -172,7 +172,14 @@ impl Bodies {
             parse(&bytes, &account)
         })
         .await
-        .map_err(|error| ApiError::new(500, error.to_string()))?
+        .map_err(|error| {
+            // Blocking work that has not begun is cancelled at shutdown.
+            if error.is_cancelled() {
+                ApiError::ending()
+            } else {
+                ApiError::new(500, error.to_string())
+            }
+        })?
     }
 }
 
