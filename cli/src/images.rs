@@ -8,10 +8,11 @@ use samite::llm::{ContextOptions, ImageTokens, Model, PlacedImage};
 use samite::vision::{
     DecodeLimits, EncodedImage, Encoder, EncoderOptions, RgbImage, SharedEncoder,
 };
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Text that stands for an image in a prompt, as in llama.cpp.
+/// Text that stands for an image in what users write, as in llama.cpp.
 const MARKER: &str = "<__media__>";
 
 /// Maximum bytes of an image file.
@@ -22,11 +23,11 @@ const MAX_BYTES: u64 = 256 << 20;
 #[command(next_help_heading = "Images")]
 pub struct ImageArgs {
     /// Image encoder of the model: a GGUF file
-    #[arg(long, visible_alias = "mm", value_name = "FILE")]
+    #[arg(long, visible_alias = "mm", value_name = "FILE", requires = "image")]
     mmproj: Option<PathBuf>,
 
-    /// Image for the model: a PNG, JPEG, WebP or GIF file, several times for several images. The
-    /// text has <__media__> at their places; otherwise they come first
+    /// Image for the model: a PNG, JPEG, WebP or GIF file, several times for several images.
+    /// <__media__> in the text marks where each image goes; without it, images precede the text
     #[arg(long, value_name = "FILE", requires = "mmproj")]
     image: Vec<PathBuf>,
 
@@ -84,33 +85,45 @@ fn decoded(path: &Path) -> CommandResult<RgbImage> {
     let failed = |error: &dyn std::fmt::Display| {
         CommandError::error(format_args!("{}: {error}", path.display()))
     };
-    let size = std::fs::metadata(path)
-        .map_err(|error| failed(&error))?
-        .len();
-    if size > MAX_BYTES {
+    let about = std::fs::metadata(path).map_err(|error| failed(&error))?;
+    if !about.is_file() {
+        return Err(failed(&"not a file"));
+    }
+    let mut file = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|open| open.take(MAX_BYTES + 1).read_to_end(&mut file))
+        .map_err(|error| failed(&error))?;
+    if file.len() as u64 > MAX_BYTES {
         return Err(failed(&format_args!(
-            "{size} bytes are too many for an image"
+            "an image file has at most {MAX_BYTES} bytes"
         )));
     }
-    let file = std::fs::read(path).map_err(|error| failed(&error))?;
     let image = EncodedImage::new(&file, &DecodeLimits::default());
     let image = image.and_then(EncodedImage::decode);
     image.map_err(|error| failed(&error))
 }
 
 impl PromptImages {
-    /// Makes room in micro-batches for images whose tokens are computed at once.
+    /// Makes room for images. Encoders can require that all of an image is computed at once.
     pub fn fit(&self, options: &mut ContextOptions) {
         let at_once = self.encoder.tokens_at_once();
         options.n_batch = options.n_batch.max(at_once);
         options.n_ubatch = options.n_ubatch.max(at_once);
+        options.images = true;
     }
 
-    /// Returns a text with a place for each image.
+    /// Returns the text that stands for an image in a prompt, which no other text has.
+    fn marker(&self) -> String {
+        let ids = self.images.iter().flat_map(|image| image.ids());
+        let ids: Vec<String> = ids.take(4).map(|id| format!("{id:x}")).collect();
+        format!("<__media_{}__>", ids.join("_"))
+    }
+
+    /// Returns a text with a marker for each image.
     pub fn text(&self, text: &str) -> CommandResult<String> {
         match (text.matches(MARKER).count(), self.images.len()) {
-            (0, images) => Ok(MARKER.repeat(images) + text),
-            (places, images) if places == images => Ok(text.to_owned()),
+            (0, images) => Ok(self.marker().repeat(images) + text),
+            (places, images) if places == images => Ok(text.replace(MARKER, &self.marker())),
             (places, images) => Err(CommandError::usage(format_args!(
                 "the text has {places} places for images ({MARKER}), and {images} are given"
             ))),
@@ -123,9 +136,17 @@ impl PromptImages {
         model: &Model,
         prompt: &Prompt,
     ) -> CommandResult<(Vec<u32>, Vec<PlacedImage>)> {
-        let around = self.encoder.spec().projector.surroundings();
-        let parts = prompt.tokens_around_images(model.tokenizer()?, MARKER, around);
-        let mut parts = parts.map_err(CommandError::error)?.into_iter();
+        let around = self.encoder.spec().projector.delimiters();
+        let parts = prompt.tokens_around_images(model.tokenizer()?, &self.marker(), around);
+        let parts = parts.map_err(CommandError::error)?;
+        if parts.len() != self.images.len() + 1 {
+            return Err(CommandError::error(format_args!(
+                "the chat template shows {} images of {}: choose another one with --chat-template",
+                parts.len() - 1,
+                self.images.len()
+            )));
+        }
+        let mut parts = parts.into_iter();
         let mut tokens = parts.next().unwrap_or_default();
         let mut placed = Vec::new();
         for (image, after) in self.images.iter().zip(parts) {

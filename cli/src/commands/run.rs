@@ -272,7 +272,7 @@ impl RunArgs {
                 let prompt = if self.chat {
                     form.prompt(&model, &marked)?
                 } else {
-                    Prompt::of_text(marked)
+                    Prompt::from_text(marked)
                 };
                 (text, images) = loaded.tokens(&model, &prompt)?;
             }

@@ -98,7 +98,7 @@ pub struct Prompt {
 
 impl Prompt {
     /// Creates a prompt of a text whose special tokens are parsed.
-    pub fn of_text(text: String) -> Self {
+    pub fn from_text(text: String) -> Self {
         Prompt {
             pieces: vec![PromptPiece {
                 text,

@@ -15,7 +15,7 @@ pub struct BatchToken {
     pub axes: [i32; 3],
     /// Last position that it attends to: its own, or that of the last token of its image if the
     /// tokens of an image attend to each other in both directions.
-    pub sees: i32,
+    pub last_attended: i32,
     /// True if the logits after the token, or its embedding, are requested. Embeddings of whole
     /// sequences do not need this.
     pub wants_logits: bool,
@@ -82,7 +82,7 @@ impl Batch {
             id,
             position,
             axes: [position; 3],
-            sees: position,
+            last_attended: position,
             wants_logits,
             embedding: None,
             first_sequence,
@@ -108,10 +108,10 @@ impl Batch {
     }
 
     /// Sets the [axes](BatchToken::axes) of the last token, and the last position that it
-    /// [sees](BatchToken::sees).
-    pub fn place_last(&mut self, axes: [i32; 3], sees: i32) {
+    /// [last_attended](BatchToken::last_attended).
+    pub fn set_last_positions(&mut self, axes: [i32; 3], last_attended: i32) {
         if let Some(token) = self.tokens.last_mut() {
-            (token.axes, token.sees) = (axes, sees);
+            (token.axes, token.last_attended) = (axes, last_attended);
         }
     }
 
@@ -218,6 +218,9 @@ impl Batch {
                 |what: String| Err(Error::invalid(format!("token {i} of the batch: {what}")));
             if token.id as usize >= n_vocab {
                 return wrong(format!("id {}, the vocabulary has {n_vocab}", token.id));
+            }
+            if token.last_attended < token.position || token.axes.iter().any(|&axis| axis < 0) {
+                return wrong("has a negative position, or does not attend to itself".to_owned());
             }
             let sequences = self.sequences(token);
             if sequences.is_empty() {

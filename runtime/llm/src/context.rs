@@ -593,6 +593,16 @@ impl Context {
         if self.sizes.is_bidirectional {
             self.check_whole(&batch)?;
         }
+        let n_ubatch = self.sizes.n_ubatch;
+        let is_too_long = |token: &BatchToken| {
+            let length = token.last_attended - token.position;
+            usize::try_from(length).is_ok_and(|length| length >= n_ubatch)
+        };
+        if batch.tokens().iter().any(is_too_long) {
+            return Err(Error::invalid(format!(
+                "an image's tokens attend to each other and are computed at once; there is room for {n_ubatch}: raise n_ubatch (--ubatch-size)"
+            )));
+        }
         Ok(batch)
     }
 

@@ -14,7 +14,7 @@ pub const FIRST_IMAGE_ID: u32 = 1 << 31;
 /// Function that computes the rows of an image.
 type Encode = dyn Fn() -> Result<Vec<f32>> + Send + Sync;
 
-/// An image as a language model sees it.
+/// An image as the tokens of a language model.
 pub struct ImageTokens {
     ids: Vec<u32>,
     /// Columns and rows of tokens, for positions on several axes.
@@ -42,7 +42,7 @@ impl ImageTokens {
         [columns, rows]: [usize; 2],
         encode: impl Fn() -> Result<Vec<f32>> + Send + Sync + 'static,
     ) -> Self {
-        // The first eight tokens have 31 bits each of the hash, so that no two images are equal.
+        // The first eight tokens have 31 bits each of the hash: almost all of it.
         let word = |at: usize| {
             let bytes: [u8; 4] = std::array::from_fn(|byte| hash[at % 8 * 4 + byte]);
             u32::from_le_bytes(bytes).wrapping_add(at as u32 / 8)
@@ -207,7 +207,7 @@ impl Images {
         let position = to_position(at);
         let Some(one) = self.at(at) else {
             batch.add(id, position, &[sequence], wants_logits);
-            batch.place_last([to_position(self.position(at)); 3], position);
+            batch.set_last_positions([to_position(self.position(at)); 3], position);
             return Ok(());
         };
         let image = &one.image;
@@ -222,12 +222,12 @@ impl Images {
             Some([columns, _]) => [first, first + index / columns, first + index % columns],
             None => [first + index; 3],
         };
-        let sees = if image.is_bidirectional {
+        let last_attended = if image.is_bidirectional {
             to_position(one.end() - 1)
         } else {
             position
         };
-        batch.place_last(axes.map(to_position), sees);
+        batch.set_last_positions(axes.map(to_position), last_attended);
         Ok(())
     }
 }
@@ -275,8 +275,8 @@ mod tests {
         assert_eq!(axes[1..7], grid);
         let line: Vec<[i32; 3]> = (4..10).map(|position| [position; 3]).collect();
         assert_eq!(axes[7..], line);
-        let sees = batch.tokens().iter().map(|token| token.sees);
-        assert!(sees.eq((0..8).chain([11; 4]).chain([12])));
+        let last_attended = batch.tokens().iter().map(|token| token.last_attended);
+        assert!(last_attended.eq((0..8).chain([11; 4]).chain([12])));
         let orders = batch.tokens().iter().map(|token| token.position);
         assert!(orders.eq(0..13));
         // Only an image whose tokens attend to each other is not cut.

@@ -254,6 +254,7 @@ impl Session {
         self.tokens.clear();
         self.batches.clear();
         self.stopped = None;
+        self.images = Images::default();
         self.change(Context::clear)
     }
 
@@ -270,7 +271,7 @@ impl Session {
     /// Returns an error if other code changed the sequence, if the file cannot be written, or if a
     /// device fails.
     pub fn save(&mut self, path: impl AsRef<Path>, application: &str) -> Result<()> {
-        if !self.images.is_empty() {
+        if self.tokens.iter().any(|&id| id >= FIRST_IMAGE_ID) {
             return Err(Error::invalid("a text with images cannot be saved"));
         }
         if !self.is_whole() {
@@ -332,6 +333,7 @@ impl Session {
         self.change(|context| context.restore(0, &saved))
             .map_err(in_file)?;
         self.is_foreign = false;
+        self.images = Images::default();
         self.batches = vec![saved.tokens.len()];
         self.tokens = saved.tokens;
         self.stopped = saved.stopped;
@@ -406,7 +408,7 @@ impl Session {
             let mut first = end;
             end += count;
             while first < end {
-                let next = end.min(first + n_batch);
+                let next = images.end_of_batch(first, end.min(first + n_batch));
                 batch.clear();
                 for (at, &token) in (first..next).zip(&self.tokens[first..next]) {
                     images.add_to(&mut batch, at, token, 0, false)?;
@@ -448,8 +450,8 @@ impl Session {
         options: &GenerateOptions,
         on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
     ) -> Result<Generation> {
-        self.images = Images::new(Vec::new(), prompt)?;
-        self.generate_from(prompt, None, sampler, options, on_text)
+        let images = Images::new(Vec::new(), prompt)?;
+        self.generate_from((prompt, images), None, sampler, options, on_text)
     }
 
     /// Generates like [`generate_with`](Self::generate_with), after a prompt with images. The
@@ -467,12 +469,8 @@ impl Session {
         options: &GenerateOptions,
         on_text: impl FnMut(&mut Context, &str) -> ControlFlow<()>,
     ) -> Result<Generation> {
-        self.images = Images::new(images, prompt)?;
-        let options = GenerateOptions {
-            keep_when_full: None,
-            ..options.clone()
-        };
-        self.generate_from(prompt, None, sampler, &options, on_text)
+        let images = Images::new(images, prompt)?;
+        self.generate_from((prompt, images), None, sampler, options, on_text)
     }
 
     /// Resumes the last generation, possibly from a saved text, as if it had not stopped. It
@@ -497,12 +495,13 @@ impl Session {
             ));
         };
         let text = self.text();
-        self.generate_from(&text, Some(stopped), sampler, options, on_text)
+        let prompt = (&*text, self.images.clone());
+        self.generate_from(prompt, Some(stopped), sampler, options, on_text)
     }
 
     fn generate_from(
         &mut self,
-        prompt: &[u32],
+        prompt: (&[u32], Images),
         stopped: Option<Stopped>,
         sampler: &mut Sampler,
         options: &GenerateOptions,
@@ -534,7 +533,7 @@ impl Session {
 
     fn write_text(
         &mut self,
-        prompt: &[u32],
+        (prompt, images): (&[u32], Images),
         stopped: Option<Stopped>,
         sampler: &mut Sampler,
         options: &GenerateOptions,
@@ -546,18 +545,18 @@ impl Session {
         let mut timings = Timings::default();
         let clock = Arc::clone(&self.context.options().environment.clock);
         let start = clock.now();
-        self.decode_prompt(prompt, &mut timings)?;
+        self.decode_prompt(prompt, images, &mut timings)?;
         timings.prompt = clock.now().saturating_duration_since(start);
+        let is_text = |id: &u32| *id < FIRST_IMAGE_ID;
+        let text: Vec<u32> = prompt.iter().copied().filter(is_text).collect();
         let ended = match &stopped {
             Some(stopped) => {
-                sampler.resume(&stopped.sampler, prompt, stopped.generated)?;
+                sampler.resume(&stopped.sampler, &text, stopped.generated)?;
                 let is_end = |token: &u32| self.tokenizer.is_eog(*token) && !options.ignore_end;
                 prompt.last().copied().filter(is_end)
             }
             None => {
                 sampler.reset()?;
-                let is_text = |id: &u32| *id < FIRST_IMAGE_ID;
-                let text: Vec<u32> = prompt.iter().copied().filter(is_text).collect();
                 sampler.accept_prompt(&text);
                 None
             }
@@ -600,7 +599,9 @@ impl Session {
                 break finish;
             }
             if self.tokens.len() >= self.context.n_ctx() {
-                match options.keep_when_full {
+                // What is left would not have the positions of its images.
+                let keep = options.keep_when_full.filter(|_| self.images.is_empty());
+                match keep {
                     Some(keep) if self.shift_context(keep)? => has_forgotten = true,
                     _ => break Finish::ContextFull,
                 }
@@ -656,7 +657,12 @@ impl Session {
 
     /// Decodes the tokens of `prompt` that are not in the cache. Afterwards, the last batch has the
     /// logits of its last token.
-    fn decode_prompt(&mut self, prompt: &[u32], timings: &mut Timings) -> Result<()> {
+    fn decode_prompt(
+        &mut self,
+        prompt: &[u32],
+        images: Images,
+        timings: &mut Timings,
+    ) -> Result<()> {
         if prompt.is_empty() {
             return Err(Error::invalid(
                 "the prompt is empty: there is nothing to continue",
@@ -669,6 +675,7 @@ impl Session {
                 free: self.context.n_ctx(),
             });
         }
+        self.images = images;
         let common = self
             .tokens
             .iter()

@@ -635,7 +635,8 @@ impl Engine {
         self.write_to_disk(sequence, &tokens, running.key);
         let can_cut = self.context.kv_cache().can_truncate();
         let freed = self.kept.add(sequence, tokens, running.key, slot, can_cut);
-        if running.request.cache.hold {
+        // Otherwise, the end of the prompt is held.
+        if running.request.cache.hold && can_cut {
             self.kept.hold_last();
         }
         freed.into_iter().for_each(|sequence| self.free(sequence));

@@ -29,7 +29,7 @@ pub(crate) struct CachedPrefix {
     /// True if a later request has continued it, or will rather continue a longer text.
     is_continued: bool,
     /// [`PrefixCache::clock`] until which it is evicted after others.
-    held: u64,
+    held_until: u64,
 }
 
 impl CachedPrefix {
@@ -98,7 +98,7 @@ fn usable(
 impl PrefixCache {
     const MAX_EVICTED: usize = 32;
     /// Number of uses of texts after which a hold ends, if its owner is gone.
-    const HOLD: u64 = 64;
+    const MAX_HOLD_USES: u64 = 64;
 
     pub fn len(&self) -> usize {
         self.texts.len()
@@ -122,12 +122,15 @@ impl PrefixCache {
         slot: usize,
         can_cut: bool,
     ) -> Vec<usize> {
-        let freed = self.remove_if(|text| {
+        let is_replaced = |text: &CachedPrefix| {
             text.key == key
                 && text.slot == slot
                 && tokens.starts_with(&text.tokens)
                 && (can_cut || tokens.len() == text.tokens.len())
-        });
+        };
+        let replaced = self.texts.iter().filter(|text| is_replaced(text));
+        let held_until = replaced.map(|text| text.held_until).max().unwrap_or(0);
+        let freed = self.remove_if(is_replaced);
         self.clock += 1;
         self.texts.push(CachedPrefix {
             sequence,
@@ -137,7 +140,7 @@ impl PrefixCache {
             used: self.clock,
             credit: self.level,
             is_continued: false,
-            held: 0,
+            held_until,
         });
         freed
     }
@@ -175,27 +178,28 @@ impl PrefixCache {
     /// Holds the text that was added last: it is evicted after others.
     pub fn hold_last(&mut self) {
         if let Some(text) = self.texts.last_mut() {
-            text.held = self.clock + Self::HOLD;
+            text.held_until = self.clock + Self::MAX_HOLD_USES;
         }
     }
 
     /// Ends the hold of a text.
     pub fn release(&mut self, number: usize) {
         if let Some(text) = self.texts.get_mut(number) {
-            text.held = 0;
+            text.held_until = 0;
         }
     }
 
     /// Returns whether a text is held.
     pub fn is_held(&self, number: usize) -> bool {
         let text = self.texts.get(number);
-        text.is_some_and(|text| text.held > self.clock)
+        text.is_some_and(|text| text.held_until > self.clock)
     }
 
     /// Removes the least recently used text, and returns its sequence.
     pub fn evict_oldest(&mut self) -> Option<usize> {
         let texts = self.texts.iter().enumerate();
-        let (number, _) = texts.min_by_key(|(_, text)| (text.held > self.clock, text.used))?;
+        let (number, _) =
+            texts.min_by_key(|(_, text)| (text.held_until > self.clock, text.used))?;
         self.evict(number)
     }
 
@@ -215,7 +219,7 @@ impl PrefixCache {
         // Continued texts come first, the least recently used one before others.
         let rank = |text: &CachedPrefix| {
             let value = if text.is_continued { 0 } else { text.value() };
-            (text.held > self.clock, value, text.used)
+            (text.held_until > self.clock, value, text.used)
         };
         let (number, _) = others.min_by_key(|(_, text)| rank(text))?;
         Some(number)
@@ -388,7 +392,7 @@ mod tests {
         cache.release(0);
         assert_eq!(cache.evict_cheapest(None), Some(0));
         cache.hold_last();
-        for _ in 0..PrefixCache::HOLD {
+        for _ in 0..PrefixCache::MAX_HOLD_USES {
             assert!(cache.is_held(0));
             cache.touch(0);
         }

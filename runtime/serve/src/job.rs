@@ -285,7 +285,8 @@ impl Job {
             adapters: Some(context.adapters(&shares.unwrap_or_else(|| context.shares()))),
             cache: CacheOptions {
                 reuse: fields.boolean(&["cache_prompt"], context.options.cache_prompt)?,
-                hold: TransferRole::read(fields)? == Some(TransferRole::Offers),
+                hold: context.transfers.is_some()
+                    && TransferRole::read(fields)? == Some(TransferRole::Offers),
                 salt: salt(context, fields)?,
                 ..CacheOptions::default()
             },

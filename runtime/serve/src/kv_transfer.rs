@@ -307,13 +307,15 @@ pub(crate) async fn offer(context: &RequestContext, prompt: OfferedPrompt) -> Op
         let saved = saved.map_err(|error| ApiError::new(500, error.to_string()))?;
         let reserved = reserved.transpose()?;
         let (Some(saved), Some(reserved)) = (saved, reserved) else {
-            tracing::warn!("the cache of a prompt cannot be offered: it is evicted already");
+            tracing::warn!(
+                "the cache of a prompt was evicted before it could be offered: raise --cached-prefixes"
+            );
             return Ok(None);
         };
         // The last token of a prompt is always computed.
         if saved.len() + 1 < length {
             tracing::warn!(
-                "{} of {length} tokens of a prompt are offered, the others are evicted already: raise --cached-prefixes",
+                "{} of {length} tokens of a prompt are offered, the others were evicted before: raise --cached-prefixes",
                 saved.len()
             );
         }

@@ -10,9 +10,15 @@ use std::io::Cursor;
 /// Default of [`DecodeLimits::pixels`].
 pub const DEFAULT_MAX_PIXELS: u64 = 64 << 20;
 
-/// Bytes of memory for each pixel while an image is decoded: up to 16 bits for each of four
-/// channels, and the three bytes of the result.
-const BYTES_PER_PIXEL: u64 = 8 + 3;
+/// Bytes of memory for each pixel while an image is decoded: 16 bits for each of four channels,
+/// twice while the image is rotated, and the three bytes of the result.
+const BYTES_PER_PIXEL: u64 = 2 * 8 + 3;
+
+/// Maximum width and height.
+const MAX_EXTENT: u32 = 65_535;
+
+/// Maximum memory for what a PNG file has besides its pixels, such as a color profile.
+const MAX_PROFILE_BYTES: u64 = 64 << 20;
 
 /// Limits of decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +39,7 @@ impl Default for DecodeLimits {
 pub struct EncodedImage<'a> {
     decoder: Box<dyn ImageDecoder + 'a>,
     size: [u32; 2],
+    file_bytes: u64,
 }
 
 impl std::fmt::Debug for EncodedImage<'_> {
@@ -52,21 +59,28 @@ impl<'a> EncodedImage<'a> {
         let named = |error| failed(format, error);
         let input = Cursor::new(bytes);
         let mut decoder: Box<dyn ImageDecoder + 'a> = match format {
-            Some(ImageFormat::Png) => Box::new(PngDecoder::new(input).map_err(named)?),
+            Some(ImageFormat::Png) => {
+                let mut memory = Limits::no_limits();
+                memory.max_alloc = Some(MAX_PROFILE_BYTES);
+                Box::new(PngDecoder::with_limits(input, memory).map_err(named)?)
+            }
+            Some(ImageFormat::Jpeg) if !jpeg_has_end(bytes) => {
+                return Err(Error::image("the JPEG image is truncated"));
+            }
             Some(ImageFormat::Jpeg) => Box::new(JpegDecoder::new(input).map_err(named)?),
             Some(ImageFormat::WebP) => Box::new(WebPDecoder::new(input).map_err(named)?),
             Some(ImageFormat::Gif) => Box::new(GifDecoder::new(input).map_err(named)?),
             _ => {
                 return Err(Error::image(
-                    "the image is no PNG, JPEG, WebP or GIF file: convert it to one of them",
+                    "the image is not a PNG, JPEG, WebP or GIF file: convert it to one of them",
                 ));
             }
         };
         let (width, height) = decoder.dimensions();
         let pixels = u64::from(width) * u64::from(height);
-        if pixels == 0 || pixels > limits.pixels {
+        if pixels == 0 || pixels > limits.pixels || width.max(height) > MAX_EXTENT {
             return Err(Error::image(format!(
-                "the image has {width} x {height} pixels, and from 1 to {} are allowed: make it smaller",
+                "the image has {width} x {height} pixels, and from 1 to {} are allowed, at most {MAX_EXTENT} in each direction: make it smaller",
                 limits.pixels
             )));
         }
@@ -76,17 +90,20 @@ impl<'a> EncodedImage<'a> {
         Ok(EncodedImage {
             decoder,
             size: [width, height],
+            file_bytes: bytes.len() as u64,
         })
     }
 
     /// Returns the bytes of memory that decoding takes at most, including the result.
     pub fn decoding_bytes(&self) -> u64 {
         let [width, height] = self.size.map(u64::from);
-        width.saturating_mul(height).saturating_mul(BYTES_PER_PIXEL)
+        let pixels = width.saturating_mul(height);
+        let pixels = pixels.saturating_mul(BYTES_PER_PIXEL);
+        pixels.saturating_add(self.file_bytes)
     }
 
-    /// Decodes the image, or the first one of an animation. Turns it as its EXIF metadata says.
-    /// Drops transparency, as Pillow's conversion to RGB does.
+    /// Decodes the image, or the first one of an animation. Applies the EXIF orientation. Drops
+    /// transparency, as Pillow's conversion to RGB does.
     ///
     /// # Errors
     /// Returns [`Error::Image`] if the file is damaged.
@@ -98,6 +115,23 @@ impl<'a> EncodedImage<'a> {
         let [width, height] = [image.width() as usize, image.height() as usize];
         RgbImage::new(width, height, rgb(image))
     }
+}
+
+/// Returns whether a JPEG file has an end-of-image marker after the start of its scan. The decoder
+/// fills what is missing with grey.
+fn jpeg_has_end(bytes: &[u8]) -> bool {
+    let mut at = 2;
+    // Segments with their lengths: one of them can have a thumbnail, which has an end of its own.
+    while let Some(&[0xff, kind, high, low]) = bytes.get(at..).and_then(<[u8]>::first_chunk) {
+        match kind {
+            0xda => return bytes[at..].windows(2).any(|pair| pair == [0xff, 0xd9]),
+            // Fill bytes, and markers without a length.
+            0xff => at += 1,
+            0x01 | 0xd0..=0xd7 => at += 2,
+            _ => at += 2 + usize::from(u16::from_be_bytes([high, low])),
+        }
+    }
+    false
 }
 
 fn failed(format: Option<ImageFormat>, error: ::image::ImageError) -> Error {

@@ -78,6 +78,9 @@ impl Encoder {
         let file = GgufFile::open_in(files, path.as_ref(), options.load_mode)?;
         let named = |error| match error {
             Error::Model(what) => Error::model(format!("{}: {what}", file.path().display())),
+            Error::Core(
+                error @ (samite_core::Error::Shape(_) | samite_core::Error::InvalidArgument(_)),
+            ) => Error::model(format!("{}: {error}", file.path().display())),
             error => error,
         };
         Self::from_gguf(&file, options).map_err(named)
@@ -122,7 +125,7 @@ impl Encoder {
             .find(|name| !built.used.contains(*name))
         {
             return Err(Error::model(format!(
-                "tensor {name:?} is not known for projector {}: without it, results would be wrong",
+                "tensor {name:?} is not supported by projector {}: without it, results would be wrong",
                 self.spec.projector.name()
             )));
         }
@@ -138,7 +141,8 @@ impl Encoder {
         let rows = table.map(|table| table.layout().shape()[1]);
         if rows.is_some_and(|rows| rows != side * side) {
             return Err(Error::model(format!(
-                "tensor \"v.position_embd.weight\" has not {side} x {side} rows, as clip.vision.image_size wants"
+                "tensor \"v.position_embd.weight\" has {} rows, but clip.vision.image_size requires {side} x {side}",
+                rows.unwrap_or(0)
             )));
         }
         let largest = self.spec.largest_grid().map(|extent| extent * merge);
@@ -210,7 +214,7 @@ impl Encoder {
         if let Some(input) = built.table_rows {
             let side = self.spec.table_side;
             if let Some(shares) = built.table_weights {
-                let (rows, weights) = order.between(side);
+                let (rows, weights) = order.interpolation(side);
                 scheduler.write(input, 0, bytemuck::cast_slice(&rows))?;
                 scheduler.write(shares, 0, bytemuck::cast_slice(&weights))?;
             } else {

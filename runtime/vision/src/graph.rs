@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const FREQ_BASE: f32 = 10_000.0;
 
 /// Epsilon of Gemma 3's norm before the matrix of its projector.
-const SOFT_EPS: f32 = 1e-6;
+const SOFT_NORM_EPS: f32 = 1e-6;
 
 /// Inputs and result of a graph.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct VisionGraph {
     pub positions: Option<TensorId>,
     /// Rows of the table of positions: i32 `[patches]`, or `[4 · patches]` with weights.
     pub table_rows: Option<TensorId>,
-    /// EncoderWeights of these rows: f32 `[1, 4 · patches]`.
+    /// Weights of these rows: f32 `[1, 4 · patches]`.
     pub table_weights: Option<TensorId>,
     /// Rows for the language model, in the order of patches: f32 `[row width, rows]`.
     pub result: TensorId,
@@ -60,36 +60,39 @@ pub(crate) fn build(
         .graph
         .input("pixels", DType::F32, [patch, n, 1, 1])?;
     let mut x = builder.product(pixels, "v.patch_embd.weight")?;
-    // A picture is a video of two equal frames.
-    if let Some(second) = builder.optional("v.patch_embd.weight.1")? {
-        let y = builder.graph.mul_mat(second, pixels)?;
+    if spec.projector != Projector::Gemma3 {
+        // An image is a video of two equal frames.
+        let y = builder.product(pixels, "v.patch_embd.weight.1")?;
         x = builder.graph.add(x, y)?;
     }
     if let Some(bias) = builder.optional("v.patch_embd.bias")? {
         x = builder.graph.add(x, bias)?;
     }
     let (mut table_rows, mut table_weights) = (None, None);
-    if let Some(table) = builder.optional("v.position_embd.weight")? {
+    if matches!(spec.projector, Projector::Gemma3 | Projector::Qwen3Vl) {
+        let table = builder.weight("v.position_embd.weight")?;
+        builder.check_width(table, spec.n_embd, "v.position_embd.weight")?;
         let is_stretched = spec.projector == Projector::Qwen3Vl;
         let count = if is_stretched { 4 * n } else { n };
         let rows = builder
             .graph
             .input("table_rows", DType::I32, [count, 1, 1, 1])?;
-        let mut places = builder.graph.get_rows(table, rows)?;
+        let mut position_embeddings = builder.graph.get_rows(table, rows)?;
         table_rows = Some(rows);
         if is_stretched {
-            let shares = builder
-                .graph
-                .input("table_weights", DType::F32, [1, count, 1, 1])?;
-            table_weights = Some(shares);
-            let scaled = builder.graph.mul(places, shares)?;
-            places = builder.graph.rows(scaled, 0, n)?;
+            let weights_of_rows =
+                builder
+                    .graph
+                    .input("table_weights", DType::F32, [1, count, 1, 1])?;
+            table_weights = Some(weights_of_rows);
+            let scaled = builder.graph.mul(position_embeddings, weights_of_rows)?;
+            position_embeddings = builder.graph.rows(scaled, 0, n)?;
             for corner in 1..4 {
                 let other = builder.graph.rows(scaled, corner * n, n)?;
-                places = builder.graph.add(places, other)?;
+                position_embeddings = builder.graph.add(position_embeddings, other)?;
             }
         }
-        x = builder.graph.add(x, places)?;
+        x = builder.graph.add(x, position_embeddings)?;
     }
     let rotates = spec.projector != Projector::Gemma3;
     let positions = rotates
@@ -140,6 +143,30 @@ impl VitBuilder<'_> {
         weight.ok_or_else(|| Error::invalid(format!("the encoder has no tensor '{name}'")))
     }
 
+    /// Checks the extents of a vector, or of the rows of a table.
+    fn check_width(&self, tensor: TensorId, width: usize, name: &str) -> Result<()> {
+        let [found, _, n2, n3] = self.graph.tensor(tensor).layout.shape();
+        if [found, n2, n3] == [width, 1, 1] {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "tensor '{name}' has {found} elements in a row, must have {width}"
+        )))
+    }
+
+    /// Returns a vector with an element for each element of a row of `x`.
+    fn vector(&mut self, x: TensorId, name: &str) -> Result<Option<TensorId>> {
+        let Some(vector) = self.optional(name)? else {
+            return Ok(None);
+        };
+        let width = self.graph.tensor(x).layout.shape()[0];
+        self.check_width(vector, width, name)?;
+        if self.graph.tensor(vector).layout.shape()[1] != 1 {
+            return Err(Error::invalid(format!("tensor '{name}' is not a vector")));
+        }
+        Ok(Some(vector))
+    }
+
     fn product(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
         let matrix = self.weight(name)?;
         let named = |error: Error| match error {
@@ -152,7 +179,7 @@ impl VitBuilder<'_> {
     /// Applies the matrix `name.weight`, and the bias `name.bias` if there is one.
     fn linear(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
         let y = self.product(x, &format!("{name}.weight"))?;
-        match self.optional(&format!("{name}.bias"))? {
+        match self.vector(y, &format!("{name}.bias"))? {
             Some(bias) => self.graph.add(y, bias),
             None => Ok(y),
         }
@@ -164,9 +191,11 @@ impl VitBuilder<'_> {
             Norm::Layer => self.graph.norm(x, self.spec.eps)?,
             Norm::Rms => self.graph.rms_norm(x, self.spec.eps)?,
         };
-        let scale = self.weight(&format!("{name}.weight"))?;
+        let name_of_scale = format!("{name}.weight");
+        let scale = self.weight(&name_of_scale)?;
+        self.vector(x, &name_of_scale)?;
         let scaled = self.graph.mul(normal, scale)?;
-        match self.optional(&format!("{name}.bias"))? {
+        match self.vector(x, &format!("{name}.bias"))? {
             Some(bias) => self.graph.add(scaled, bias),
             None => Ok(scaled),
         }
@@ -220,6 +249,7 @@ impl VitBuilder<'_> {
             .is_some()
         {
             let all = self.linear(x, &format!("{prefix}.attn_qkv"))?;
+            self.check_width(all, 3 * width, &format!("{prefix}.attn_qkv.weight"))?;
             let row = self.graph.tensor(all).layout.strides()[1];
             let mut part = |index: usize| {
                 let shape = [width, self.order.len(), 1, 1];
@@ -299,7 +329,7 @@ impl VitBuilder<'_> {
     }
 
     /// Applies two layers with the exact GELU, which Qwen's projectors use.
-    fn two_layers(&mut self, x: TensorId, [first, second]: [&str; 2]) -> Result<TensorId> {
+    fn mlp(&mut self, x: TensorId, [first, second]: [&str; 2]) -> Result<TensorId> {
         let inner = self.linear(x, first)?;
         let inner = self.graph.unary(inner, Unary::GeluErf)?;
         self.linear(inner, second)
@@ -310,7 +340,7 @@ impl VitBuilder<'_> {
         let prefix = format!("v.deepstack.{layer}");
         let x = self.merged(x)?;
         let x = self.norm(x, &format!("{prefix}.norm"))?;
-        self.two_layers(x, [&format!("{prefix}.fc1"), &format!("{prefix}.fc2")])
+        self.mlp(x, [&format!("{prefix}.fc1"), &format!("{prefix}.fc2")])
     }
 
     fn projected(&mut self, x: TensorId) -> Result<TensorId> {
@@ -318,7 +348,7 @@ impl VitBuilder<'_> {
         match self.spec.projector {
             Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => {
                 let x = self.merged(x)?;
-                self.two_layers(x, ["mm.0", "mm.2"])
+                self.mlp(x, ["mm.0", "mm.2"])
             }
             Projector::Gemma3 => {
                 // The mean of the patches of a row: they are side by side.
@@ -329,7 +359,7 @@ impl VitBuilder<'_> {
                 let x = self.graph.cont(x)?;
                 let x = self.graph.mean(x)?;
                 let x = self.graph.reshape(x, [self.spec.n_embd, rows, 1, 1])?;
-                let x = self.graph.rms_norm(x, SOFT_EPS)?;
+                let x = self.graph.rms_norm(x, SOFT_NORM_EPS)?;
                 let scale = self.weight("mm.soft_emb_norm.weight")?;
                 let x = self.graph.mul(x, scale)?;
                 self.product(x, "mm.input_projection.weight")

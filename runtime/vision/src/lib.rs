@@ -1,10 +1,10 @@
-//! Image encoders of mmproj files: what a vision language model sees.
+//! Image encoders of mmproj files, for vision language models.
 //!
 //! [`EncodedImage`] decodes a file within limits. [`Encoder`] resizes the image as the model's
 //! processor does ([`RgbImage::resized`] equals Pillow bit by bit), computes a vision transformer
 //! and its projector on a device, and returns rows that take the place of tokens in a language
-//! model. [`SharedEncoder`] makes these tokens. [`VisionSpec`] describes an encoder; language
-//! models know nothing of it.
+//! model. [`SharedEncoder`] makes these rows the tokens of a text. [`VisionSpec`] describes an
+//! encoder; language models do not depend on it.
 //!
 //! ```no_run
 //! use samite_vision::{DecodeLimits, EncodedImage, Encoder, EncoderOptions};

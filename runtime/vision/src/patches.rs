@@ -9,7 +9,7 @@ use crate::spec::VisionSpec;
 
 /// Windows of one size that follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WindowRun {
+pub(crate) struct WindowGroup {
     /// Index of the first patch.
     pub first: usize,
     /// Number of patches in a window.
@@ -26,7 +26,7 @@ pub(crate) struct PatchOrder {
     /// Column and row of each patch.
     pub patches: Vec<[usize; 2]>,
     /// Runs of windows. Without windows, one run of one window.
-    pub windows: Vec<WindowRun>,
+    pub windows: Vec<WindowGroup>,
     /// Index of each row of the result in the image, from left to right and top to bottom.
     pub rows: Vec<usize>,
 }
@@ -57,7 +57,7 @@ impl PatchOrder {
             rows: Vec::with_capacity(cells[0] * cells[1]),
         };
         for ([width, height], corners) in runs {
-            order.windows.push(WindowRun {
+            order.windows.push(WindowGroup {
                 first: order.patches.len(),
                 patches: width * height * merge * merge,
                 windows: corners.len(),
@@ -116,7 +116,7 @@ impl PatchOrder {
     /// Returns the rows of a table of `side` x `side` positions between which each patch lies, and
     /// their weights, for a table that is stretched over the image: the four neighbours of all
     /// patches, one after the other.
-    pub fn between(&self, side: usize) -> (Vec<i32>, Vec<f32>) {
+    pub fn interpolation(&self, side: usize) -> (Vec<i32>, Vec<f32>) {
         let last = side - 1;
         // As numpy's linspace from 0 to the last row, in F32.
         let scaled = |at: usize, extent: usize| {

@@ -59,10 +59,10 @@ impl Filter {
 }
 
 /// Bits of a weight after the point: 32, without those of a pixel and two for sums above 1.
-const POINT: u32 = 32 - 8 - 2;
+const FRACTION_BITS: u32 = 32 - 8 - 2;
 
 /// Maximum extent of a result.
-const MAX_EXTENT: usize = 1 << 16;
+pub(crate) const MAX_EXTENT: usize = 1 << 16;
 
 /// Weights of source pixels for each result pixel of one axis.
 struct FilterWeights {
@@ -100,7 +100,7 @@ impl FilterWeights {
             for (fixed, weight) in weights.iter_mut().zip(&row) {
                 let weight = if sum == 0.0 { *weight } else { weight / sum };
                 let half = if weight < 0.0 { -0.5 } else { 0.5 };
-                *fixed = (half + weight * f64::from(1 << POINT)) as i32;
+                *fixed = (half + weight * f64::from(1 << FRACTION_BITS)) as i32;
             }
             kernel.spans.push((first, count));
         }
@@ -116,10 +116,10 @@ impl FilterWeights {
 
 /// Rounds a sum, which began with a half.
 fn rounded(sum: i32) -> u8 {
-    (sum >> POINT).clamp(0, 255) as u8
+    (sum >> FRACTION_BITS).clamp(0, 255) as u8
 }
 
-const HALF: i32 = 1 << (POINT - 1);
+const HALF: i32 = 1 << (FRACTION_BITS - 1);
 
 impl RgbImage {
     /// Returns the image resized to this width and height.

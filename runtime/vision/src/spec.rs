@@ -1,6 +1,7 @@
 //! Description of an image encoder: hyperparameters, from a file's metadata.
 
 use crate::error::{Error, Result};
+use crate::resample::MAX_EXTENT;
 use samite_core::Unary;
 use samite_gguf::Metadata;
 use std::ops::RangeInclusive;
@@ -48,7 +49,7 @@ impl Projector {
     }
 
     /// Returns the texts that a prompt has before and after an image's rows.
-    pub fn surroundings(self) -> [&'static str; 2] {
+    pub fn delimiters(self) -> [&'static str; 2] {
         match self {
             Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => {
                 ["<|vision_start|>", "<|vision_end|>"]
@@ -143,6 +144,9 @@ const MAX_PIXELS: usize = 64 << 20;
 /// Maximum width and height of images with a fixed size.
 const MAX_SIDE: usize = 8192;
 
+/// Maximum number of patches of an image.
+const MAX_PATCHES: usize = 1 << 18;
+
 /// Maximum number of layers.
 const MAX_LAYERS: usize = 1024;
 
@@ -227,17 +231,24 @@ impl VisionSpec {
             Projector::Qwen25Vl => {
                 let size = keys.optional_count("window_size")?.unwrap_or(112);
                 let full_every = keys.optional_count("n_wa_pattern")?;
-                let full_every = full_every.ok_or_else(|| {
-                    Error::model(
-                        "clip.vision.n_wa_pattern is missing: which layers attend to all patches?",
-                    )
-                })?;
+                let full_every = full_every
+                    .ok_or_else(|| Error::model("clip.vision.n_wa_pattern is missing"))?;
                 // Windows consist of whole rows of the result.
                 let size = (size / unit).max(1) * merge;
                 Some(Windows { size, full_every })
             }
             _ => None,
         };
+        let largest = match &image_size {
+            ImageSize::Fixed(side) => side * side,
+            ImageSize::Dynamic { pixels, .. } => *pixels.end(),
+        };
+        let patches = largest / (patch_size * patch_size);
+        if patches > MAX_PATCHES {
+            return Err(Error::model(format!(
+                "an image would have {patches} patches of {patch_size} x {patch_size} pixels, at most {MAX_PATCHES} are supported"
+            )));
+        }
         let n_layer = keys.count("block_count")?;
         if n_layer > MAX_LAYERS {
             return Err(Error::model(format!(
@@ -250,7 +261,7 @@ impl VisionSpec {
         let deepstack: Vec<usize> = layers.map(|(layer, _)| layer).collect();
         if deepstack.iter().any(|&layer| layer >= n_layer) {
             return Err(Error::model(format!(
-                "clip.vision.is_deepstack_layers names a layer above the {n_layer} that there are"
+                "clip.vision.is_deepstack_layers has more layers than the {n_layer} of clip.vision.block_count"
             )));
         }
         Ok(VisionSpec {
@@ -263,7 +274,7 @@ impl VisionSpec {
             merge,
             image_size,
             deepstack,
-            eps: metadata.require("clip.vision.attention.layer_norm_epsilon")?,
+            eps: keys.epsilon()?,
             norm: match projector {
                 Projector::Qwen25Vl => Norm::Rms,
                 _ => Norm::Layer,
@@ -325,7 +336,10 @@ fn dynamic_size(size: [usize; 2], unit: usize, pixels: &RangeInclusive<usize>) -
         near
     };
     // A side of one unit does not shrink further, so the other one must.
-    let limit = |extent: usize, other: usize| extent.min((most / other / unit).max(1) * unit);
+    let limit = |extent: usize, other: usize| {
+        let extent = extent.min((most / other / unit).max(1) * unit);
+        extent.min(MAX_EXTENT / unit * unit)
+    };
     [limit(sized[0], sized[1]), limit(sized[1], sized[0])]
 }
 
@@ -356,14 +370,26 @@ impl Keys<'_> {
         let values = <[f32; 3]>::try_from(values);
         let values = values.ok().filter(|values| {
             let is_scale = name == "image_std";
-            let is_valid = |value: &f32| value.is_finite() && !(is_scale && *value == 0.0);
+            let is_valid = |value: &f32| value.is_normal() || *value == 0.0 && !is_scale;
             values.iter().all(is_valid)
         });
         values.ok_or_else(|| {
             Error::model(format!(
-                "{key} must have a finite number for each of three channels, and a deviation is not 0"
+                "{key} must have a finite number for each of three channels, and a deviation must not be 0"
             ))
         })
+    }
+
+    fn epsilon(&self) -> Result<f32> {
+        const KEY: &str = "clip.vision.attention.layer_norm_epsilon";
+        let eps = self.0.require::<f32>(KEY)?;
+        if eps > 0.0 && eps < 1.0 {
+            Ok(eps)
+        } else {
+            Err(Error::model(format!(
+                "{KEY} is {eps}, must be between 0 and 1"
+            )))
+        }
     }
 
     fn activation(&self) -> Result<Unary> {

@@ -9,7 +9,7 @@ use samite_gguf::{GgufFile, LoadOptions};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// EncoderWeights by name.
+/// Weights by name.
 #[derive(Debug, Default)]
 pub(crate) struct EncoderWeights {
     tensors: BTreeMap<Box<str>, Arc<StoredTensor>>,
@@ -33,7 +33,7 @@ const TRANSPOSED: &str = "mm.input_projection.weight";
 const PREFIXES: [&str; 2] = ["v.", "mm."];
 
 /// Prefix of the names of an audio encoder's projector.
-const AUDIO: &str = "mm.a.";
+const AUDIO_PREFIX: &str = "mm.a.";
 
 impl EncoderWeights {
     /// Loads the weights of `file` to `device`, into packed memory where `repack` is set and the
@@ -45,7 +45,8 @@ impl EncoderWeights {
         options: &LoadOptions<'_>,
     ) -> Result<Self> {
         let is_image = |name: &str| {
-            PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && !name.starts_with(AUDIO)
+            PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+                && !name.starts_with(AUDIO_PREFIX)
         };
         let tensors = file.tensors().iter();
         let planned = tensors.filter(|info| is_image(&info.name));
@@ -85,7 +86,8 @@ impl EncoderWeights {
                     return Ok(());
                 };
                 let mut hasher = blake3::Hasher::new();
-                hasher.update(info.name.as_bytes()).update(bytes);
+                let described = format!("{} {} {:?}\n", info.name, info.dtype, info.shape);
+                hasher.update(described.as_bytes()).update(bytes);
                 let own = hasher.finalize();
                 // Threads load tensors in any order.
                 let mut all = hash.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,8 +97,8 @@ impl EncoderWeights {
                 drop(all);
                 if transposed.contains(&&info.name) {
                     let element = bytes.len() / info.elements().max(1);
-                    let turned = turned(bytes, info.shape[0], element);
-                    return Ok(stored.tensor().write(0, &turned)?);
+                    let transposed_bytes = transposed_bytes(bytes, info.shape[0], element);
+                    return Ok(stored.tensor().write(0, &transposed_bytes)?);
                 }
                 Ok::<_, Error>(stored.tensor().write(0, bytes)?)
             },
@@ -132,6 +134,12 @@ impl<'a> Planned<'a> {
         device: &Arc<dyn Device>,
         repack: bool,
     ) -> Result<Self> {
+        if !info.dtype.is_float() && !info.dtype.is_quantized() {
+            return Err(Error::model(format!(
+                "tensor {:?} has type {}, which is no type of weights",
+                info.name, info.dtype
+            )));
+        }
         let is_transposed = *info.name == *TRANSPOSED;
         if is_transposed && info.dtype.block_len() != 1 {
             return Err(Error::model(format!(
@@ -178,13 +186,13 @@ fn packed_memory(
 }
 
 /// Returns a matrix with rows of `width` elements transposed.
-fn turned(bytes: &[u8], width: usize, element: usize) -> Vec<u8> {
+fn transposed_bytes(bytes: &[u8], width: usize, element: usize) -> Vec<u8> {
     let row = width * element;
-    let mut turned = Vec::with_capacity(bytes.len());
+    let mut transposed_bytes = Vec::with_capacity(bytes.len());
     for column in 0..width {
         for values in bytes.chunks_exact(row) {
-            turned.extend(&values[column * element..][..element]);
+            transposed_bytes.extend(&values[column * element..][..element]);
         }
     }
-    turned
+    transposed_bytes
 }

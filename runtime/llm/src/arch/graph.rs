@@ -189,7 +189,7 @@ impl Builder<'_> {
             };
             x = result;
             if let Some(rows) = self.deepstack.filter(|_| il < spec.n_deepstack) {
-                let own = self.part_of_rows(rows, il + 1)?;
+                let own = self.deepstack_slice(rows, il + 1)?;
                 x = self.graph.add(x, own)?;
                 self.named(x, "deepstack_out");
             }
@@ -293,7 +293,7 @@ impl Builder<'_> {
             let rows = self.input(Input::Embeddings, DType::F32, shape)?;
             if spec.n_deepstack > 0 {
                 self.deepstack = Some(rows);
-                self.part_of_rows(rows, 0)?
+                self.deepstack_slice(rows, 0)?
             } else {
                 rows
             }
@@ -336,7 +336,7 @@ impl Builder<'_> {
 
     /// Returns the elements that embeddings have for `part`: 0 for the input, `il + 1` for layer
     /// `il`.
-    fn part_of_rows(&mut self, rows: TensorId, part: usize) -> Result<TensorId> {
+    fn deepstack_slice(&mut self, rows: TensorId, part: usize) -> Result<TensorId> {
         let width = self.parts.spec.n_embd;
         let row = self.graph.tensor(rows).layout.strides()[1];
         let shape = [width, self.shape.n_tokens, 1, 1];

@@ -66,7 +66,7 @@ impl<'a> MicroBatches<'a> {
         let most = self.rest.len().min(self.size);
         let is_other = |token: &BatchToken| token.is_embedded() != self.rest[0].is_embedded();
         let most = self.rest[..most].iter().position(is_other).unwrap_or(most);
-        let most = whole_spans(self.rest, most);
+        let most = without_cut_images(self.rest, most);
         let Some(batch) = self.alike else {
             return most;
         };
@@ -84,13 +84,22 @@ impl<'a> MicroBatches<'a> {
 }
 
 /// Returns `most`, or fewer if the tokens of an image that attend to each other would be cut there.
-fn whole_spans(tokens: &[BatchToken], most: usize) -> usize {
+fn without_cut_images(tokens: &[BatchToken], most: usize) -> usize {
     let Some(next) = tokens.get(most) else {
         return most;
     };
-    let is_before = |token: &&BatchToken| token.sees == next.sees && token.sees > token.position;
+    let is_before = |token: &&BatchToken| {
+        token.last_attended == next.last_attended && token.last_attended > token.position
+    };
     let cut = tokens[..most].iter().rev().take_while(is_before).count();
-    if cut == most { most } else { most - cut }
+    if cut < most {
+        return most - cut;
+    }
+    // An image alone is computed at once.
+    let rest = tokens[most..].iter();
+    most + rest
+        .take_while(|token| token.last_attended == next.last_attended)
+        .count()
 }
 
 impl<'a> Iterator for MicroBatches<'a> {
@@ -103,7 +112,8 @@ impl<'a> Iterator for MicroBatches<'a> {
             outputs += usize::from(token.wants_logits);
             outputs > self.n_logits
         });
-        let (part, rest) = self.rest.split_at(too_many.unwrap_or(most));
+        let end = too_many.map_or(most, |end| without_cut_images(self.rest, end));
+        let (part, rest) = self.rest.split_at(end);
         self.rest = rest;
         let room = self.n_outputs.map(|n_outputs| Room {
             n_to_come: rest.len(),
@@ -146,6 +156,39 @@ mod tests {
         let parts = MicroBatches::new(batch.tokens(), 4, 2, false).alike(&batch);
         let sizes: Vec<usize> = parts.map(|(part, _)| part.len()).collect();
         assert_eq!(sizes, [2, 3, 2, 1, 1]);
+    }
+
+    #[test]
+    fn micro_batches_do_not_cut_images_whose_tokens_attend_to_each_other() {
+        let mut batch = Batch::new();
+        for position in 0..12 {
+            // An image at 2 to 4, and one at 5 to 10.
+            let last = match position {
+                2..5 => 4,
+                5..11 => 10,
+                _ => position,
+            };
+            if last > 2 && position < 11 {
+                batch.add_embedding(&[0.0], position, &[0], position == 6);
+            } else {
+                batch.add(1, position, &[0], false);
+            }
+            batch.set_last_positions([position; 3], last);
+        }
+        for overlap in [false, true] {
+            for size in 1..12 {
+                let parts = MicroBatches::new(batch.tokens(), size, 1, overlap);
+                let ends: Vec<i32> = parts
+                    .map(|(part, _)| part[part.len() - 1].position)
+                    .collect();
+                let cuts = [2, 3, 5, 6, 7, 8, 9];
+                assert!(
+                    ends.iter().all(|end| !cuts.contains(end)),
+                    "{size}: {ends:?}"
+                );
+                assert_eq!(ends.last(), Some(&11));
+            }
+        }
     }
 
     #[test]

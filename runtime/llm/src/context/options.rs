@@ -40,6 +40,9 @@ pub struct ContextOptions {
     pub threads: Option<usize>,
     /// Threads of host devices for several tokens at once, for example in prefill.
     pub threads_batch: Option<usize>,
+    /// True to reserve memory for embeddings in place of tokens, as images have them. Otherwise it
+    /// is allocated when they first occur.
+    pub images: bool,
     /// Adapters of the model with their scales.
     pub adapters: Vec<ScaledAdapter>,
     /// Pipeline copies, see [`Options::copies`].
@@ -69,6 +72,7 @@ impl Default for ContextOptions {
             full_windows: false,
             threads: None,
             threads_batch: None,
+            images: false,
             adapters: Vec::new(),
             copies: 1,
             offload: true,
@@ -94,21 +98,29 @@ pub(crate) struct Sizes {
     pub by_sequence: bool,
     /// True if means over the tokens of sequences are computed.
     pub means: bool,
+    /// True if the positions of images differ between axes; `None` without images.
+    pub images: Option<bool>,
 }
 
 impl Sizes {
     /// Returns the shapes of the graphs that memory is reserved for: the one with the most tokens,
     /// the one for a single token, and, if sequences have a recurrent state, the one with one token
-    /// of each sequence.
+    /// of each sequence, and the largest one with images.
     pub fn reserved(&self) -> impl Iterator<Item = GraphShape> {
         let n_seqs = self.n_seq.min(self.n_ubatch);
         let of_each = || GraphShape {
             n_seqs,
             ..self.shape(n_seqs, n_seqs.min(self.n_logits), n_seqs)
         };
+        let of_images = |has_axes: bool| GraphShape {
+            is_embedded: true,
+            has_axes,
+            ..self.largest()
+        };
         [self.largest(), self.shape(1, 1, 1)]
             .into_iter()
             .chain((self.by_sequence && n_seqs > 1).then(of_each))
+            .chain(self.images.map(of_images))
     }
 
     /// Returns the shape of the graph with the most tokens.
@@ -217,6 +229,7 @@ impl ContextOptions {
             is_bidirectional,
             by_sequence: spec.is_by_sequence(),
             means,
+            images: self.images.then(|| spec.has_axes()),
         })
     }
 

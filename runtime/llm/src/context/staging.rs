@@ -222,7 +222,7 @@ impl Staging {
                 for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(n_kv)) {
                     let sequence = batch.sequences(token).first().copied().unwrap_or(0);
                     let first = *span.positions(token.position).start();
-                    cells.visible(sequence, first..=token.sees, row);
+                    cells.visible(sequence, first..=token.last_attended, row);
                     if distances {
                         cells.distances(token.position, row);
                     }

@@ -437,7 +437,8 @@ impl Engine {
         // A text with a recurrent state can be cut only by removing the rest. A text that cannot be
         // cut stays for the next request with the same prefix.
         let takes_over = is_alone || (is_whole && can_cut) || (has_recurrent_states && !is_whole);
-        let takes_over = takes_over && !self.kept.is_held(number);
+        let must_cut = has_recurrent_states && !is_whole;
+        let takes_over = takes_over && (must_cut || !self.kept.is_held(number));
         if !takes_over {
             if self.free_sequences.is_empty() {
                 self.evict_cheapest(Some(number));

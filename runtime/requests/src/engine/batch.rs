@@ -320,6 +320,7 @@ impl Engine {
             return;
         }
         let (sequence, key, slot) = (active.sequence, active.running.key, active.slot);
+        let is_held = active.running.request.cache.hold && place == end;
         let tokens = active.running.tokens[..place].to_vec();
         if self
             .kept
@@ -348,6 +349,9 @@ impl Engine {
         let freed = self.kept.add(to, tokens, key, slot, false);
         if place != end {
             self.kept.depreciate_last();
+        }
+        if is_held {
+            self.kept.hold_last();
         }
         freed.into_iter().for_each(|sequence| self.free(sequence));
     }

@@ -90,6 +90,23 @@ fn damaged_files_are_errors() {
 }
 
 #[test]
+fn truncated_jpegs_are_refused_although_their_thumbnail_is_whole() {
+    let cases = expectations("decoded.json");
+    let cases = cases["cases"].as_array().unwrap().iter();
+    let mut files = cases
+        .map(|case| bytes(&case["file"]))
+        .filter(|file| file[0] == 0xff);
+    let file = files.next().unwrap();
+    let mut cut = file[..file.len() - 2].to_vec();
+    // An application segment with the end of a thumbnail.
+    cut.splice(2..2, [0xff, 0xe1, 0, 6, 0xff, 0xd9, 0xff, 0xd9]);
+    let error = decode(&cut).unwrap_err().to_string();
+    assert!(error.contains("truncated"), "{error}");
+    cut.extend([0xff, 0xd9]);
+    decode(&cut).unwrap();
+}
+
+#[test]
 fn images_that_are_too_large_are_refused_by_their_header() {
     let cases = expectations("decoded.json");
     let mut file = bytes(&cases["cases"][0]["file"]);
@@ -99,6 +116,12 @@ fn images_that_are_too_large_are_refused_by_their_header() {
     file[29..33].copy_from_slice(&crc.to_be_bytes());
     let error = decode(&file).unwrap_err().to_string();
     assert!(error.contains("50000 x 50000"), "{error}");
+    // Wider than any camera's, though it has few pixels.
+    file[16..24].copy_from_slice(&[0, 1, 0, 0, 0, 0, 0, 1]);
+    let crc = crc32(&file[12..29]);
+    file[29..33].copy_from_slice(&crc.to_be_bytes());
+    let error = decode(&file).unwrap_err().to_string();
+    assert!(error.contains("65536 x 1"), "{error}");
     let limits = DecodeLimits { pixels: 76 };
     let file = bytes(&cases["cases"][0]["file"]);
     let error = EncodedImage::new(&file, &limits).unwrap_err().to_string();
