@@ -441,4 +441,112 @@ mod tests {
             );
         }
     }
+
+    fn metadata(changes: &[(&str, samite_gguf::Value)]) -> Metadata {
+        let mut metadata = Metadata::new();
+        for (key, value) in [
+            ("general.architecture", ARCHITECTURE),
+            ("clip.projector_type", "qwen2.5vl_merger"),
+        ] {
+            metadata.set(key, value).unwrap();
+        }
+        for (key, value) in [
+            ("embedding_length", 64u32),
+            ("attention.head_count", 2),
+            ("block_count", 3),
+            ("patch_size", 14),
+            ("image_size", 56),
+            ("projection_dim", 32),
+            ("n_wa_pattern", 2),
+        ] {
+            metadata.set(&format!("clip.vision.{key}"), value).unwrap();
+        }
+        let eps = "clip.vision.attention.layer_norm_epsilon";
+        metadata.set(eps, 1e-6f32).unwrap();
+        for key in ["clip.vision.image_mean", "clip.vision.image_std"] {
+            metadata.set(key, vec![0.5f32; 3]).unwrap();
+        }
+        for (key, value) in changes {
+            metadata.set(key, value.clone()).unwrap();
+        }
+        metadata
+    }
+
+    #[test]
+    fn odd_descriptions_are_refused_by_their_key() {
+        let spec = VisionSpec::from_metadata(&metadata(&[]), [None, None]).unwrap();
+        assert_eq!(spec.projector, Projector::Qwen25Vl);
+        assert_eq!(spec.largest_grid(), [4096, 1]);
+        let windows = Windows {
+            size: 8,
+            full_every: 2,
+        };
+        assert_eq!(spec.windows, Some(windows));
+        let vision = |key: &str| format!("clip.vision.{key}");
+        for (key, value, named) in [
+            ("general.architecture".to_owned(), "llama".into(), "clip"),
+            (
+                "clip.projector_type".to_owned(),
+                "mlp".into(),
+                "qwen2vl_merger",
+            ),
+            (
+                "clip.has_vision_encoder".to_owned(),
+                false.into(),
+                "has_vision_encoder",
+            ),
+            ("clip.use_gelu".to_owned(), 1u32.into(), "use_gelu"),
+            (vision("embedding_length"), 65u32.into(), "embedding_length"),
+            (vision("embedding_length"), 0u32.into(), "embedding_length"),
+            (
+                vision("attention.head_count"),
+                u32::MAX.into(),
+                "head_count",
+            ),
+            (vision("block_count"), 1025u32.into(), "block_count"),
+            (vision("patch_size"), 65_536u32.into(), "--image-max-tokens"),
+            (
+                vision("spatial_merge_size"),
+                65_536u32.into(),
+                "--image-max-tokens",
+            ),
+            (vision("n_wa_pattern"), 0u32.into(), "n_wa_pattern"),
+            (vision("image_mean"), vec![0.5f32; 2].into(), "image_mean"),
+            (vision("image_mean"), vec![f32::NAN; 3].into(), "image_mean"),
+            (vision("image_std"), vec![0.0f32; 3].into(), "image_std"),
+            (vision("image_std"), vec![1e-45f32; 3].into(), "image_std"),
+            (
+                vision("attention.layer_norm_epsilon"),
+                f32::INFINITY.into(),
+                "epsilon",
+            ),
+            (
+                vision("attention.layer_norm_epsilon"),
+                0.0f32.into(),
+                "epsilon",
+            ),
+            (
+                vision("is_deepstack_layers"),
+                vec![true; 4].into(),
+                "is_deepstack_layers",
+            ),
+        ] {
+            let error = VisionSpec::from_metadata(&metadata(&[(&key, value)]), [None, None]);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(named), "{key}: {error}");
+        }
+        for tokens in [[Some(9), Some(8)], [Some(0), None], [None, Some(1 << 20)]] {
+            let error = VisionSpec::from_metadata(&metadata(&[]), tokens);
+            assert!(
+                error.unwrap_err().to_string().contains("tokens"),
+                "{tokens:?}"
+            );
+        }
+        let fixed = [
+            ("clip.projector_type", "gemma3".into()),
+            ("clip.vision.image_size", 57u32.into()),
+        ];
+        let error = VisionSpec::from_metadata(&metadata(&fixed), [None, None]);
+        assert!(error.unwrap_err().to_string().contains("image_size"));
+    }
 }
