@@ -219,9 +219,6 @@ impl Batch {
             if token.id as usize >= n_vocab {
                 return wrong(format!("id {}, the vocabulary has {n_vocab}", token.id));
             }
-            if token.last_attended < token.position || token.axes.iter().any(|&axis| axis < 0) {
-                return wrong("has a negative position, or does not attend to itself".to_owned());
-            }
             let sequences = self.sequences(token);
             if sequences.is_empty() {
                 return wrong("belongs to no sequence".to_owned());
@@ -241,6 +238,9 @@ impl Batch {
                         token.position
                     ));
                 }
+            }
+            if token.last_attended < token.position || token.axes.iter().any(|&axis| axis < 0) {
+                return wrong("has a negative position, or does not attend to itself".to_owned());
             }
         }
         Ok(())
