@@ -38,8 +38,8 @@ impl Engine {
         self.add_saved(saved, (set, salt), slot)
     }
 
-    /// Adds a saved text to the prefix cache for requests with these adapters and this salt. `None`
-    /// as adapters means the default ones.
+    /// Adds a saved text to the prefix cache for requests with these adapters and this salt, and
+    /// [holds](crate::CacheOptions::hold) it. `None` as adapters means the default ones.
     ///
     /// # Errors
     /// Returns an error if the text has another model or other adapters, is contradictory, or does
@@ -51,7 +51,10 @@ impl Engine {
         saved: &SavedSequence,
     ) -> Result<usize> {
         let set = adapters.map_or(self.default_adapters, |adapters| self.adapter_set(adapters));
-        self.add_saved(saved, (set, salt), 0)
+        let length = self.add_saved(saved, (set, salt), 0)?;
+        // Until the request comes for which it was fetched.
+        self.kept.hold_last();
+        Ok(length)
     }
 
     fn add_saved(&mut self, saved: &SavedSequence, key: Key, slot: usize) -> Result<usize> {
