@@ -5,7 +5,7 @@ use crate::graph::{self, VisionGraph};
 use crate::patches::PatchOrder;
 use crate::resample::Filter;
 use crate::rgb::RgbImage;
-use crate::spec::{ImageSize, Projector, VisionSpec};
+use crate::spec::{Projector, VisionSpec};
 use crate::weights::EncoderWeights;
 use samite_core::{CancelToken, Device, Environment};
 use samite_gguf::{GgufFile, LoadMode, LoadOptions};
@@ -117,8 +117,7 @@ impl Encoder {
     fn check(&mut self) -> Result<()> {
         let merge = self.spec.merge;
         let small = PatchOrder::new(&self.spec, [merge; 2]);
-        let built = graph::build(&self.spec, &self.weights, &small);
-        let built = built.map_err(|error| Error::model(error.to_string()))?;
+        let built = graph::build(&self.spec, &self.weights, &small)?;
         if let Some(name) = self
             .weights
             .names()
@@ -235,10 +234,5 @@ impl Encoder {
             values,
             grid: patches.map(|extent| extent / self.spec.merge),
         })
-    }
-
-    /// Returns whether all images become the same number of tokens.
-    pub fn has_fixed_size(&self) -> bool {
-        matches!(self.spec.image_size, ImageSize::Fixed(_))
     }
 }

@@ -65,9 +65,7 @@ pub(crate) fn build(
         let y = builder.product(pixels, "v.patch_embd.weight.1")?;
         x = builder.graph.add(x, y)?;
     }
-    if let Some(bias) = builder.optional("v.patch_embd.bias")? {
-        x = builder.graph.add(x, bias)?;
-    }
+    x = builder.biased(x, "v.patch_embd.bias")?;
     let (mut table_rows, mut table_weights) = (None, None);
     if matches!(spec.projector, Projector::Gemma3 | Projector::Qwen3Vl) {
         let table = builder.weight("v.position_embd.weight")?;
@@ -126,21 +124,15 @@ pub(crate) fn build(
 }
 
 impl VitBuilder<'_> {
-    fn optional(&mut self, name: &str) -> Result<Option<TensorId>> {
-        if let Some(&leaf) = self.leaves.get(name) {
-            return Ok(Some(leaf));
-        }
-        let Some(stored) = self.weights.get(name) else {
-            return Ok(None);
-        };
-        let leaf = self.graph.stored(stored)?;
-        self.leaves.insert(name.to_owned(), leaf);
-        Ok(Some(leaf))
-    }
-
     fn weight(&mut self, name: &str) -> Result<TensorId> {
-        let weight = self.optional(name)?;
-        weight.ok_or_else(|| Error::invalid(format!("the encoder has no tensor '{name}'")))
+        if let Some(&leaf) = self.leaves.get(name) {
+            return Ok(leaf);
+        }
+        let stored = self.weights.get(name);
+        let missing = || Error::invalid(format!("the encoder has no tensor '{name}'"));
+        let leaf = self.graph.stored(stored.ok_or_else(missing)?)?;
+        self.leaves.insert(name.to_owned(), leaf);
+        Ok(leaf)
     }
 
     /// Checks the extents of a vector, or of the rows of a table.
@@ -154,17 +146,24 @@ impl VitBuilder<'_> {
         )))
     }
 
-    /// Returns a vector with an element for each element of a row of `x`.
-    fn vector(&mut self, x: TensorId, name: &str) -> Result<Option<TensorId>> {
-        let Some(vector) = self.optional(name)? else {
-            return Ok(None);
-        };
+    /// Returns the vector called `name`, with an element for each element of a row of `x`.
+    fn vector(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        let vector = self.weight(name)?;
         let width = self.graph.tensor(x).layout.shape()[0];
         self.check_width(vector, width, name)?;
         if self.graph.tensor(vector).layout.shape()[1] != 1 {
             return Err(Error::invalid(format!("tensor '{name}' is not a vector")));
         }
-        Ok(Some(vector))
+        Ok(vector)
+    }
+
+    /// Adds the bias called `name`, if there is one.
+    fn biased(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        if self.weights.get(name).is_none() {
+            return Ok(x);
+        }
+        let bias = self.vector(x, name)?;
+        self.graph.add(x, bias)
     }
 
     fn product(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
@@ -179,10 +178,7 @@ impl VitBuilder<'_> {
     /// Applies the matrix `name.weight`, and the bias `name.bias` if there is one.
     fn linear(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
         let y = self.product(x, &format!("{name}.weight"))?;
-        match self.vector(y, &format!("{name}.bias"))? {
-            Some(bias) => self.graph.add(y, bias),
-            None => Ok(y),
-        }
+        self.biased(y, &format!("{name}.bias"))
     }
 
     /// Applies the norm called `name`, with its bias if there is one.
@@ -191,14 +187,9 @@ impl VitBuilder<'_> {
             Norm::Layer => self.graph.norm(x, self.spec.eps)?,
             Norm::Rms => self.graph.rms_norm(x, self.spec.eps)?,
         };
-        let name_of_scale = format!("{name}.weight");
-        let scale = self.weight(&name_of_scale)?;
-        self.vector(x, &name_of_scale)?;
+        let scale = self.vector(x, &format!("{name}.weight"))?;
         let scaled = self.graph.mul(normal, scale)?;
-        match self.vector(x, &format!("{name}.bias"))? {
-            Some(bias) => self.graph.add(scaled, bias),
-            None => Ok(scaled),
-        }
+        self.biased(scaled, &format!("{name}.bias"))
     }
 
     fn layer(
@@ -360,7 +351,7 @@ impl VitBuilder<'_> {
                 let x = self.graph.mean(x)?;
                 let x = self.graph.reshape(x, [self.spec.n_embd, rows, 1, 1])?;
                 let x = self.graph.rms_norm(x, SOFT_NORM_EPS)?;
-                let scale = self.weight("mm.soft_emb_norm.weight")?;
+                let scale = self.vector(x, "mm.soft_emb_norm.weight")?;
                 let x = self.graph.mul(x, scale)?;
                 self.product(x, "mm.input_projection.weight")
             }
