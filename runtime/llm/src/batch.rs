@@ -115,6 +115,18 @@ impl Batch {
         }
     }
 
+    /// Removes all tokens except the first `count`.
+    pub fn truncate(&mut self, count: usize) {
+        let removed = self.tokens.get(count..).unwrap_or_default();
+        let Some(first) = removed.first() else { return };
+        self.sequences.truncate(first.first_sequence);
+        let embedded = removed.iter().filter(|token| token.is_embedded()).count();
+        let width = self.embeddings.len() / self.n_embedded.max(1);
+        self.n_embedded -= embedded;
+        self.embeddings.truncate(self.n_embedded * width);
+        self.tokens.truncate(count);
+    }
+
     /// Removes all tokens and keeps the memory.
     pub fn clear(&mut self) {
         self.tokens.clear();

@@ -6,10 +6,14 @@
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 /// IDs from here on stand for rows of images. No vocabulary is that large.
 pub const FIRST_IMAGE_ID: u32 = 1 << 31;
+
+/// Number of tokens whose IDs have enough bits of an image's hash, 124, to identify the image.
+const IDENTIFYING: usize = 4;
 
 /// Function that computes the rows of an image.
 type Encode = dyn Fn() -> Result<Vec<f32>> + Send + Sync;
@@ -21,7 +25,7 @@ pub struct ImageTokens {
     grid: Option<[usize; 2]>,
     is_bidirectional: bool,
     encode: Box<Encode>,
-    rows: OnceLock<Arc<[f32]>>,
+    rows: OnceLock<Result<Arc<[f32]>>>,
 }
 
 impl fmt::Debug for ImageTokens {
@@ -80,6 +84,11 @@ impl ImageTokens {
         self.ids.len()
     }
 
+    /// Returns whether the tokens attend to each other in both directions.
+    pub fn is_bidirectional(&self) -> bool {
+        self.is_bidirectional
+    }
+
     /// Returns whether the image has no tokens.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
@@ -96,13 +105,23 @@ impl ImageTokens {
     /// Returns the embeddings of all tokens, and computes them when they are first needed.
     ///
     /// # Errors
-    /// Returns the error of the encoder.
+    /// Returns the error of the encoder, which is asked again only if it was cancelled.
     pub fn rows(&self) -> Result<Arc<[f32]>> {
         if let Some(rows) = self.rows.get() {
-            return Ok(Arc::clone(rows));
+            return rows.clone();
         }
-        let rows: Arc<[f32]> = (self.encode)()?.into();
-        Ok(Arc::clone(self.rows.get_or_init(|| rows)))
+        // Encoders are code of others, and a panic must not end the thread of all images.
+        let encoded = catch_unwind(AssertUnwindSafe(&self.encode));
+        let encoded = encoded.unwrap_or_else(|_| Err(Error::invalid("the image encoder panicked")));
+        match encoded.map(Arc::from) {
+            Err(error) if error.is_cancelled() => Err(error),
+            rows => self.rows.get_or_init(|| rows).clone(),
+        }
+    }
+
+    /// Returns the embeddings, or the error of the encoder, if they were computed.
+    pub fn computed_rows(&self) -> Option<Result<Arc<[f32]>>> {
+        self.rows.get().cloned()
     }
 }
 
@@ -116,7 +135,8 @@ pub struct PlacedImage {
 }
 
 impl PlacedImage {
-    fn end(&self) -> usize {
+    /// Returns the index after its last token.
+    pub fn end(&self) -> usize {
         self.start + self.image.len()
     }
 }
@@ -183,12 +203,21 @@ impl Images {
         }
     }
 
-    /// Returns `common`, or less if a text that is cut there would cut an image whose tokens attend
-    /// to each other.
+    /// Returns how many of the first `common` tokens of a text can be reused, if another text has
+    /// them in common. An image is not cut if its tokens attend to each other. It is not reused by
+    /// fewer tokens than identify it.
     pub fn reusable(&self, common: usize) -> usize {
-        let cut = self.at(common).filter(|one| one.start < common);
-        let cut = cut.filter(|one| one.image.is_bidirectional);
-        cut.map_or(common, |one| one.start)
+        let begun = self.0.iter().take_while(|one| one.start < common);
+        let unusable = begun.into_iter().find(|one| {
+            let is_cut = one.end() > common;
+            common.min(one.end()) - one.start < IDENTIFYING || is_cut && one.image.is_bidirectional
+        });
+        unusable.map_or(common, |one| one.start)
+    }
+
+    /// Returns the images in order.
+    pub fn iter(&self) -> impl Iterator<Item = &PlacedImage> {
+        self.0.iter()
     }
 
     /// Appends token `at` of a text to a batch, for sequence `sequence`.
@@ -279,8 +308,9 @@ mod tests {
         assert!(last_attended.eq((0..8).chain([11; 4]).chain([12])));
         let orders = batch.tokens().iter().map(|token| token.position);
         assert!(orders.eq(0..13));
-        // Only an image whose tokens attend to each other is not cut.
-        assert_eq!([2, 8, 9, 12].map(|at| images.reusable(at)), [2, 8, 8, 12]);
+        // An image is cut if its tokens do not attend to each other, and if enough are left.
+        let reusable = [1, 2, 4, 5, 8, 9, 11, 12, 13].map(|at| images.reusable(at));
+        assert_eq!(reusable, [1, 1, 1, 5, 8, 8, 8, 12, 13]);
         assert_eq!(images.end_of_batch(0, 10), 8);
         assert_eq!(images.end_of_batch(8, 10), 12);
         assert_eq!(images.end_of_batch(0, 3), 3);

@@ -107,7 +107,8 @@ pub fn drive_sleeping(
 /// Idle time after which the engine is dropped, and the function that recreates it.
 type Sleep = Option<(Duration, Box<dyn FnMut() -> Result<Engine> + Send>)>;
 
-fn start(engine: Engine, sleep: Sleep) -> std::io::Result<(Handle, JoinHandle<()>)> {
+fn start(mut engine: Engine, sleep: Sleep) -> std::io::Result<(Handle, JoinHandle<()>)> {
+    engine.encode_beside()?;
     let shared = Arc::new(DriverState {
         inbox: Mutex::default(),
         changed: Condvar::new(),
@@ -156,6 +157,9 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &DriverState) {
             match sleep.as_mut().map(|(_, make)| make()) {
                 Some(Ok(mut engine)) => {
                     engine.set_totals(totals);
+                    if let Err(error) = engine.encode_beside() {
+                        tracing::warn!(%error, "images are encoded between other steps");
+                    }
                     awake = Some(engine);
                 }
                 Some(Err(error)) => tracing::error!(%error, "the engine cannot be made again"),

@@ -3,6 +3,7 @@
 mod admission;
 mod batch;
 mod drafts;
+mod images;
 mod isolation;
 mod room;
 mod saved;
@@ -13,12 +14,15 @@ use crate::draft::{AcceptanceRate, DraftBudget, StepCosts};
 use crate::drafter::Drafter;
 use crate::event::FailureKind;
 use crate::event_queue::{EngineWaker, EventQueue, Reader, event_queue};
+use crate::image_thread::RequestRows;
 use crate::prefix_cache::{Key, PrefixCache};
 use crate::request::{Limits, Prepared, Refusal, Request};
 use crate::running::Running;
 use crate::view::{SlotView, Totals, View, count_owners};
 use samite_core::environment::Clock;
-use samite_llm::{Batch, Context, Error, Finish, Result, SavedSequence, ScaledAdapter};
+use samite_llm::{
+    Batch, Context, Error, FIRST_IMAGE_ID, Finish, Result, SavedSequence, ScaledAdapter,
+};
 use samite_text::Tokenizer;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -97,6 +101,8 @@ struct Active {
     decoded: usize,
     /// Time when it was paused because its reader is too far behind.
     paused: Option<Instant>,
+    /// True if its next token is that of an image whose rows are being computed.
+    awaits_image: bool,
 }
 
 impl Active {
@@ -132,6 +138,7 @@ pub struct Engine {
     kept: PrefixCache,
     disk: Option<DiskTexts>,
     blocks: Option<Blocks>,
+    request_rows: Option<Box<dyn RequestRows>>,
     free_sequences: Vec<usize>,
     /// All sets of adapters that were requested. The first one consists of the context's initial
     /// adapters.
@@ -166,6 +173,12 @@ pub struct Engine {
     /// Owner and tag of the last request, by slot.
     last: Vec<(u64, u64)>,
     totals: Totals,
+}
+
+/// Returns the tokens before the first image.
+fn text_before_image(tokens: &[u32]) -> &[u32] {
+    let image = tokens.iter().position(|&token| token >= FIRST_IMAGE_ID);
+    &tokens[..image.unwrap_or(tokens.len())]
 }
 
 impl Engine {
@@ -207,6 +220,13 @@ impl Engine {
             queue: options.queue,
             vocabulary: context.model().spec().n_vocab,
             can_shift: context.kv_cache().can_shift(),
+            image: if context.options().images {
+                let decoding = options.slots.min(options.budget) * (1 + options.draft);
+                let free = context.options().n_batch.saturating_sub(decoding);
+                free.min(context.options().n_ubatch).max(1)
+            } else {
+                0
+            },
         };
         let clock = Arc::clone(&context.options().environment.clock);
         Ok(Engine {
@@ -219,6 +239,7 @@ impl Engine {
             kept: PrefixCache::default(),
             disk: None,
             blocks: None,
+            request_rows: None,
             free_sequences: (0..options.n_seq()).rev().collect(),
             adapters: vec![context.options().adapters.clone()],
             default_adapters: 0,
@@ -283,7 +304,9 @@ impl Engine {
             is_reported.then(|| (active.sequence, &tokens[..active.decoded]))
         });
         let kept = self.kept.iter().filter(|text| text.key == common);
-        blocks.update(active.chain(kept.map(|text| (text.sequence, &text.tokens[..]))));
+        let texts = active.chain(kept.map(|text| (text.sequence, &text.tokens[..])));
+        // Others do not know the IDs of images.
+        blocks.update(texts.map(|(sequence, tokens)| (sequence, text_before_image(tokens))));
     }
 
     /// Writes the cache of a sequence to disk, if it is worth a file.

@@ -70,6 +70,10 @@ impl EventQueue {
         self.0.lock().is_closed
     }
 
+    pub fn wake_engine(&self) -> EngineWaker {
+        Arc::clone(&self.0.wake_engine)
+    }
+
     /// Sends an event; there is always room for the last one, which arrives when this is dropped.
     pub fn send(&self, event: Event) {
         let mut state = self.0.lock();

@@ -39,6 +39,7 @@
 //! | `event.rs` | [`Event`]: the events of a request |
 //! | `event_queue.rs` | the queue between the engine and a [`Reader`] |
 //! | `engine.rs` | [`Engine`], with slots in `admission.rs`, `batch.rs`, `drafts.rs`, `room.rs` |
+//! | `engine/images.rs`, `image_thread.rs` | images of prompts, whose rows a thread computes |
 //! | `engine/saved.rs` | texts for files and other servers |
 //! | `running.rs` | one request from submission to end |
 //! | `blocks.rs` | events about blocks of tokens in the cache, for routers |
@@ -58,6 +59,7 @@ mod driver;
 mod engine;
 mod event;
 mod event_queue;
+mod image_thread;
 mod prefix_cache;
 mod request;
 mod running;
@@ -73,6 +75,7 @@ pub use event::{
 };
 
 pub use event_queue::{EngineWaker, Reader};
+pub use image_thread::RequestRows;
 pub use request::{CacheOptions, Limits, Prepared, ProbabilityKind, Refusal, Request, Shift};
 pub use samite_llm::Finish;
 pub use view::{SlotView, Totals, View};

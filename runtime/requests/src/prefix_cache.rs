@@ -7,7 +7,7 @@
 //! recently used text.
 
 use crate::event::{CacheMiss, MissCause};
-use samite_llm::Context;
+use samite_llm::{Context, Images};
 use std::collections::VecDeque;
 
 /// Key that must be equal for two requests to share anything: the number of the set of adapters,
@@ -268,11 +268,11 @@ impl PrefixCache {
     /// Finds the longest usable prefix of `prompt` among cached and `running` texts (sequence,
     /// tokens in the cache). Also returns the end of the longest prefix, usable or not, and its
     /// cause. The last token of a prompt is always computed. With a `slot`, only texts that were
-    /// left in this slot count.
+    /// left in this slot count. `images` are those of the prompt.
     pub fn find<'a>(
         &self,
         context: &Context,
-        prompt: &[u32],
+        (prompt, images): (&[u32], &Images),
         key: Key,
         slot: Option<usize>,
         running: impl Iterator<Item = (usize, &'a [u32])>,
@@ -288,7 +288,13 @@ impl PrefixCache {
         let mut miss = (0, MissCause::Ends);
         for (place, sequence, tokens) in kept.chain(running) {
             let same = common(tokens, prompt);
-            let (usable, limit) = usable(context, sequence, tokens.len(), same.min(most));
+            let most = images.reusable(same.min(most));
+            let (usable, limit) = usable(context, sequence, tokens.len(), most);
+            let usable = if images.reusable(usable) == usable {
+                usable
+            } else {
+                0
+            };
             let cause = match limit {
                 Some(cause) => cause,
                 None if same < tokens.len() => MissCause::Differs,

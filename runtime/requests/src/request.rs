@@ -1,6 +1,6 @@
 //! Requests to the engine, and the checks before they are accepted.
 
-use samite_llm::ScaledAdapter;
+use samite_llm::{FIRST_IMAGE_ID, Images, PlacedImage, ScaledAdapter};
 use samite_text::{Constraint, Sampler, SamplerParams, StopSequences, Tokenizer};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +10,8 @@ use std::time::Duration;
 pub struct Request {
     /// Prompt, which has at least one token.
     pub prompt: Vec<u32>,
+    /// Images of the prompt, in order. The prompt has their [IDs](samite_llm::ImageTokens::ids).
+    pub images: Vec<PlacedImage>,
     /// Maximum number of generated tokens; `None` for as many as fit. With 0, the prompt is
     /// computed and nothing is generated.
     pub max_tokens: Option<usize>,
@@ -103,6 +105,7 @@ impl Request {
     pub fn new(prompt: Vec<u32>) -> Self {
         Request {
             prompt,
+            images: Vec::new(),
             max_tokens: None,
             sampling: SamplerParams::default(),
             constraint: None,
@@ -137,8 +140,11 @@ pub struct Limits {
     pub queue: usize,
     /// Size of the vocabulary.
     pub vocabulary: usize,
-    /// True if cached tokens can be shifted, so that a text can use a [`Shift`].
+    /// True if cached tokens can be shifted, so that a text without images can use a [`Shift`].
     pub can_shift: bool,
+    /// Maximum number of tokens of an image, if they attend to each other and are therefore
+    /// computed at once. 0 if the context has no [room for images](samite_llm::ContextOptions).
+    pub image: usize,
 }
 
 /// Reason why a request is rejected.
@@ -183,6 +189,7 @@ impl Refusal {
 #[derive(Debug)]
 pub struct Prepared {
     pub(crate) request: Request,
+    pub(crate) images: Images,
     pub(crate) sampler: Sampler,
     pub(crate) stop: StopSequences,
 }
@@ -200,7 +207,8 @@ impl Prepared {
         if request.prompt.is_empty() {
             return Err(Refusal::invalid("prompt", "it has no tokens"));
         }
-        let unknown = |&&token: &&u32| token as usize >= limits.vocabulary;
+        let is_text = |token: u32| token < FIRST_IMAGE_ID;
+        let unknown = |&&token: &&u32| is_text(token) && token as usize >= limits.vocabulary;
         if let Some(token) = request.prompt.iter().find(unknown) {
             let count = limits.vocabulary;
             return Err(Refusal::invalid(
@@ -222,7 +230,9 @@ impl Prepared {
                 format!("there is no slot {slot}: there are {count}"),
             ));
         }
-        if !limits.can_shift {
+        let images = checked_images(&mut request, limits)?;
+        // What is left of a text with images would not have the positions of its images.
+        if !limits.can_shift || !images.is_empty() {
             request.when_full = None;
         }
         if request.prompt_logprobs.is_some() {
@@ -244,12 +254,47 @@ impl Prepared {
         let mut sampler = Sampler::new(request.sampling.clone()).map_err(wrong)?;
         sampler.set_vocabulary(tokenizer);
         sampler.set_constraint(request.constraint.take());
-        sampler.accept_prompt(&request.prompt);
+        let text = request.prompt.iter().copied();
+        let text: Vec<u32> = text.filter(|&token| is_text(token)).collect();
+        sampler.accept_prompt(&text);
         let stop = StopSequences::new(&request.stop);
         Ok(Prepared {
             stop: stop.map_err(|error| Refusal::invalid("stop", error))?,
             sampler,
+            images,
             request,
         })
     }
+}
+
+/// Takes the images out of a request, and checks them.
+fn checked_images(request: &mut Request, limits: &Limits) -> Result<Images, Refusal> {
+    let placed = std::mem::take(&mut request.images);
+    if placed.is_empty() && request.prompt.iter().all(|&token| token < FIRST_IMAGE_ID) {
+        return Ok(Images::default());
+    }
+    if limits.image == 0 {
+        let message = "this context has no room for images";
+        return Err(Refusal::invalid("images", message));
+    }
+    let whole = placed.iter().map(|one| &one.image);
+    let whole = whole.filter(|image| image.is_bidirectional());
+    if let Some(most) = whole
+        .map(|image| image.len())
+        .max()
+        .filter(|&most| most > limits.image)
+    {
+        let limit = limits.image;
+        return Err(Refusal::invalid(
+            "images",
+            format!(
+                "an image has {most} tokens, and {limit} are computed at once: raise --ubatch-size and --batch-size"
+            ),
+        ));
+    }
+    if request.prompt_logprobs.is_some() {
+        let message = "the tokens of images have no probabilities";
+        return Err(Refusal::invalid("prompt_logprobs", message));
+    }
+    Images::new(placed, &request.prompt).map_err(|error| Refusal::invalid("images", error))
 }

@@ -7,7 +7,7 @@ use crate::event::{
 use crate::event_queue::EventQueue;
 use crate::prefix_cache::Key;
 use crate::request::{Prepared, ProbabilityKind, Request};
-use samite_llm::{Context, Error, Finish, SavedSequence, TextGenerator};
+use samite_llm::{Context, Error, Finish, Images, SavedSequence, TEMPLATE_TAIL, TextGenerator};
 use samite_text::{LogProbabilities, Sampler, Tokenizer};
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -27,6 +27,9 @@ pub(crate) struct Running {
     /// Prompt and generated tokens.
     pub tokens: Vec<u32>,
     pub n_prompt: usize,
+    pub images: Images,
+    /// True for each image whose rows were requested.
+    pub requested: Vec<bool>,
     /// Number of prompt tokens whose log-probabilities were sent, or that have none.
     n_scored: usize,
     pub counts: Counts,
@@ -61,6 +64,7 @@ impl Running {
     ) -> Self {
         let Prepared {
             request,
+            images,
             sampler,
             stop,
         } = prepared;
@@ -69,6 +73,8 @@ impl Running {
             key,
             tokens: request.prompt.clone(),
             n_prompt: request.prompt.len(),
+            requested: vec![false; images.iter().count()],
+            images,
             n_scored: 1,
             counts: Counts {
                 prompt: request.prompt.len(),
@@ -98,6 +104,13 @@ impl Running {
     /// Returns whether its reader was dropped, or whether it was cancelled.
     pub fn is_unwanted(&self) -> bool {
         self.is_cancelled || self.event_queue.is_closed()
+    }
+
+    /// Returns the place shortly before the end of the prompt where a state is cached: a later
+    /// prompt may differ from here on.
+    pub fn end_checkpoint(&self) -> usize {
+        let end = self.n_prompt.saturating_sub(TEMPLATE_TAIL);
+        self.images.reusable(end)
     }
 
     /// Returns its deadline.

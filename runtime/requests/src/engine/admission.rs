@@ -191,6 +191,7 @@ impl Engine {
         let most = running.tokens.len().saturating_sub(1);
         others.into_iter().any(|other| {
             let same = common(&other.running.tokens, &running.tokens).min(most);
+            let same = running.images.reusable(same);
             same > other.decoded && same >= Self::WORTH_WAITING
         })
     }
@@ -233,6 +234,7 @@ impl Engine {
                     sequence,
                     decoded,
                     paused: None,
+                    awaits_image: false,
                 });
             }
             Err(error) => {
@@ -285,7 +287,7 @@ impl Engine {
         let at_work = at_work.map(|other| (other.sequence, &other.running.tokens[..other.decoded]));
         let (found, miss) = self.kept.find(
             &self.context,
-            &running.tokens,
+            (&running.tokens, &running.images),
             running.key,
             running.request.slot,
             at_work,
@@ -345,10 +347,11 @@ impl Engine {
         };
         // The last token of a prompt is always computed.
         let wanted = &running.tokens[..running.tokens.len() - 1];
-        let Some((number, common)) = disk.longest(wanted, adapters, can_cut) else {
+        let Some((number, same)) = disk.longest(wanted, adapters, can_cut) else {
             return Ok((None, miss));
         };
-        if common < known + DiskTexts::LEAST {
+        let common = running.images.reusable(same);
+        if common < known + DiskTexts::LEAST || (common < same && !can_cut) {
             return Ok((None, miss));
         }
         let Some(saved) = disk.read(number) else {

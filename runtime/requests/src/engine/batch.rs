@@ -4,7 +4,7 @@ use super::{Active, Engine};
 use crate::event::FailureKind;
 use crate::request::Shift;
 use crate::running::overlap;
-use samite_llm::{Error, Finish, TEMPLATE_TAIL};
+use samite_llm::{Error, Finish};
 use std::time::Instant;
 
 /// A batch slice: some tokens of a request.
@@ -92,21 +92,26 @@ impl Engine {
         prefill.rotate_left(self.turn);
         self.turn += 1;
         let mut budget = self.options.budget.saturating_sub(planned.len());
-        let wanted: usize = prefill
-            .iter()
-            .filter_map(|&id| Some(self.active[self.find(id)?].pending()))
-            .sum();
+        let places: Vec<usize> = prefill.iter().filter_map(|&id| self.find(id)).collect();
+        let wanted: usize = places.iter().map(|&at| self.active[at].pending()).sum();
+        // An image may have to be computed at once.
+        let parts = places.iter().map(|&at| self.next_part(at, 1));
+        let (least, longest) = parts.fold((usize::MAX, 0), |(least, longest), part| {
+            (part.min(least), part.max(longest))
+        });
+        let wanted = match wanted.min(budget) {
+            wanted if longest > 1 => wanted.max(longest),
+            wanted => wanted,
+        };
         let used = planned.len();
-        let mut room = self
-            .room_for(used + wanted.min(budget))
-            .saturating_sub(used);
-        if room == 0 && planned.is_empty() {
+        let mut room = self.room_for(used + wanted).saturating_sub(used);
+        if room < least && planned.is_empty() {
             // No request could continue: the most recent one is preempted.
             if let Some(youngest) = self.youngest().filter(|_| self.active.len() > 1) {
                 let id = self.active[youngest].running.id;
                 self.preempt(youngest);
                 prefill.retain(|&other| other != id);
-                room = self.room_for(wanted.min(budget));
+                room = self.room_for(wanted);
             }
         }
         let mut left = prefill.len();
@@ -119,9 +124,10 @@ impl Engine {
             let (count, scored) = self.limit_scored(at, count, scored_left);
             scored_left -= scored;
             left -= 1;
+            let count = self.fit_to_images(at, count, room).unwrap_or(0);
             if count > 0 {
                 self.add_slice(&mut planned, id, count);
-                budget -= count;
+                budget = budget.saturating_sub(count);
                 room -= count;
             }
         }
@@ -177,7 +183,7 @@ impl Engine {
 
     /// Returns the next position where a prefix of the request is cached.
     fn next_checkpoint(&self, active: &Active) -> Option<usize> {
-        let end = active.running.n_prompt.saturating_sub(TEMPLATE_TAIL);
+        let end = active.running.end_checkpoint();
         let regular = (active.decoded / Self::STATE_EVERY + 1) * Self::STATE_EVERY;
         let marks = [end, regular]
             .into_iter()
@@ -192,11 +198,18 @@ impl Engine {
         let cells = self.context.kv_cache().cells();
         self.blocks_for_batch += cells.blocks_for(Some(active.sequence), tokens);
         self.evict_for_blocks(self.blocks_for_batch);
-        planned.push(self.fill_slice(at, count));
+        let before = self.batch.len();
+        match self.fill_slice(at, count) {
+            Ok(slice) => planned.push(slice),
+            Err(error) => {
+                self.batch.truncate(before);
+                self.fail(at, FailureKind::Device, error.to_string());
+            }
+        }
     }
 
     /// Adds the next `count` tokens of a request to the batch.
-    pub(super) fn fill_slice(&mut self, at: usize, count: usize) -> BatchSlice {
+    pub(super) fn fill_slice(&mut self, at: usize, count: usize) -> Result<BatchSlice, Error> {
         let active = &self.active[at];
         let end = active.decoded + count;
         let first = self.batch.len();
@@ -207,18 +220,17 @@ impl Engine {
         let wants_row =
             is_last && active.running.request.max_tokens != Some(0) || !self.skips_hidden_cells();
         for place in active.decoded..end {
-            let position = i32::try_from(place).unwrap_or(i32::MAX);
             let wants = wants_row && place + 1 == end || unscored.contains(&place);
-            let sequence = active.sequence as u32;
-            self.batch
-                .add(active.running.tokens[place], position, &[sequence], wants);
+            let (token, sequence) = (active.running.tokens[place], active.sequence as u32);
+            let images = &active.running.images;
+            images.add_to(&mut self.batch, place, token, sequence, wants)?;
         }
-        BatchSlice {
+        Ok(BatchSlice {
             id: active.running.id,
             count,
             first,
             row: is_last.then(|| self.batch.len() - 1),
-        }
+        })
     }
 
     /// Computes the batch, and processes the tokens that follow.
@@ -310,7 +322,7 @@ impl Engine {
     fn cache_state(&mut self, at: usize) {
         let active = &self.active[at];
         let (place, prompt) = (active.decoded, active.running.n_prompt);
-        let end = prompt.saturating_sub(TEMPLATE_TAIL);
+        let end = active.running.end_checkpoint();
         let is_mark = place > 0 && (place == end || place.is_multiple_of(Self::STATE_EVERY));
         if self.context.kv_cache().can_truncate()
             || !is_mark
@@ -480,23 +492,27 @@ impl Engine {
         self.leave(active, has_answer);
     }
 
+    /// Fails an active request, which leaves nothing in the cache.
+    pub(super) fn fail(&mut self, at: usize, kind: FailureKind, message: String) {
+        let mut active = self.active.remove(at);
+        self.totals.failed += 1;
+        active.running.fail(kind, message, self.clock.now());
+        self.leave(active, false);
+    }
+
     /// Fails the requests of a batch after a device failed or the batch was cancelled, and removes
     /// prefixes that the context lost.
     pub(super) fn batch_failed(&mut self, planned: &[BatchSlice], error: &Error) {
         tracing::error!(%error, requests = planned.len(), "a batch failed");
         self.is_lost |= error.is_lost();
-        let now = self.clock.now();
+        let kind = if error.is_cancelled() {
+            FailureKind::Closing
+        } else {
+            FailureKind::Device
+        };
         for part in planned {
             if let Some(at) = self.find(part.id) {
-                let mut active = self.active.remove(at);
-                self.totals.failed += 1;
-                let kind = if error.is_cancelled() {
-                    FailureKind::Closing
-                } else {
-                    FailureKind::Device
-                };
-                active.running.fail(kind, error.to_string(), now);
-                self.leave(active, false);
+                self.fail(at, kind, error.to_string());
             }
         }
         let cells = self.context.kv_cache().cells();

@@ -1,6 +1,6 @@
 //! Drafts: possible next tokens, which are computed together with the tokens before them.
 
-use super::{Active, Engine};
+use super::{Active, Engine, text_before_image};
 use crate::draft::{self, AcceptanceRate, BatchLoad};
 use crate::drafter::{DraftRequest, Drafter};
 use samite_llm::{Error, Result};
@@ -106,7 +106,7 @@ impl Engine {
                 continue;
             }
             let running = &self.active[at].running;
-            let guessed = draft::guess(&running.tokens, most);
+            let guessed = text_before_image(draft::guess(&running.tokens, most));
             let is_guessed = !guessed.is_empty();
             let acceptance_rate = if is_guessed {
                 running.acceptance_rate
@@ -153,7 +153,8 @@ impl Engine {
             let running = &mut self.active[at].running;
             running.is_drafted_by_model = !plan.is_guessed;
             if plan.is_guessed {
-                running.draft = draft::guess(&running.tokens, plan.length).to_vec();
+                running.draft =
+                    text_before_image(draft::guess(&running.tokens, plan.length)).to_vec();
             }
         }
         planned.retain(|plan| !plan.is_guessed && plan.length > 0);
@@ -312,8 +313,10 @@ impl Engine {
         let sequence = self.active[at].sequence as u32;
         let running = &self.active[at].running;
         for (place, &token) in (running.tokens.len()..).zip(&running.draft) {
-            let position = i32::try_from(place).unwrap_or(i32::MAX);
-            self.batch.add(token, position, &[sequence], true);
+            let added = running
+                .images
+                .add_to(&mut self.batch, place, token, sequence, true);
+            debug_assert!(added.is_ok(), "no image follows the text");
         }
     }
 

@@ -52,7 +52,7 @@ impl Engine {
         };
         self.active[at].running.draft.clear();
         self.batch.clear();
-        let part = self.fill_slice(at, part.count);
+        let part = self.fill_slice(at, part.count)?;
         let is_in_prefill = !self.active[at].is_decoding();
         self.decode(&[part])?;
         self.totals.steps += 1;

@@ -60,7 +60,9 @@ impl Engine {
 
     /// Returns whether an active request can continue, so that another step may do more.
     pub(super) fn has_room_for_more(&self) -> bool {
-        let can_go_on = |active: &super::Active| active.paused.is_none() && active.pending() > 0;
+        let can_go_on = |active: &super::Active| {
+            active.paused.is_none() && !active.awaits_image && active.pending() > 0
+        };
         self.active.iter().any(can_go_on)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::prefix_cache::{CachedPrefix, Found, Key, Place};
-use samite_llm::{Error, Result, SavedSequence, ScaledAdapter};
+use samite_llm::{Error, FIRST_IMAGE_ID, Images, Result, SavedSequence, ScaledAdapter};
 
 impl Engine {
     /// Returns the most recently used text with this salt that a request left in the slot.
@@ -59,12 +59,11 @@ impl Engine {
 
     fn add_saved(&mut self, saved: &SavedSequence, key: Key, slot: usize) -> Result<usize> {
         let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
-        if !is_text
-            || saved
-                .tokens
-                .iter()
-                .any(|&t| t as usize >= self.limits.vocabulary)
-        {
+        let is_known = |token: u32| {
+            let is_image = token >= FIRST_IMAGE_ID && self.limits.image > 0;
+            is_image || (token as usize) < self.limits.vocabulary
+        };
+        if !is_text || !saved.tokens.iter().all(|&token| is_known(token)) {
             return Err(Error::InvalidArgument(
                 "the saved sequence is no text: tokens are missing, or of another vocabulary"
                     .into(),
@@ -107,9 +106,10 @@ impl Engine {
     ) -> Result<Option<SavedSequence>> {
         let set = adapters.map_or(self.default_adapters, |adapters| self.adapter_set(adapters));
         let running = std::iter::empty();
-        let (found, _) = self
-            .kept
-            .find(&self.context, prompt, (set, salt), None, running);
+        let prompt_and_images = (prompt, &Images::default());
+        let (found, _) =
+            self.kept
+                .find(&self.context, prompt_and_images, (set, salt), None, running);
         let Some(Found {
             place: Place::Cached(number),
             common,

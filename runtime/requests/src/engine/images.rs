@@ -1,0 +1,96 @@
+//! Images in prompts: requests their rows, and fits parts of prompts to them.
+
+use super::Engine;
+use crate::event::FailureKind;
+use crate::image_thread::{ImageThread, RequestRows};
+use samite_llm::PlacedImage;
+
+impl Engine {
+    /// Sets what has the rows of images computed while the engine continues with other requests.
+    /// Without it, the step that needs an image's rows computes them.
+    pub fn set_request_rows(&mut self, request_rows: impl RequestRows + 'static) {
+        self.request_rows = Some(Box::new(request_rows));
+    }
+
+    /// Starts a thread that computes the rows of images, if the context has room for images.
+    pub(crate) fn encode_beside(&mut self) -> std::io::Result<()> {
+        if self.limits.image > 0 {
+            self.set_request_rows(ImageThread::new()?);
+        }
+        Ok(())
+    }
+
+    /// Requests the rows of all images that are not in the cache.
+    fn request_images(&mut self, at: usize) {
+        let active = &mut self.active[at];
+        let (running, decoded) = (&mut active.running, active.decoded);
+        let images = running.images.iter().zip(&mut running.requested);
+        let missing = images.filter(|(one, requested)| one.end() > decoded && !**requested);
+        for (one, requested) in missing {
+            *requested = true;
+            let wake_engine = running.event_queue.wake_engine();
+            match &mut self.request_rows {
+                Some(request) => request.request_rows(&one.image, wake_engine),
+                // The image stores its error.
+                None => drop(one.image.rows()),
+            }
+        }
+    }
+
+    /// Returns the length of the next part of a prompt, of at most `budget` tokens, or more if it
+    /// is an image that cannot be cut.
+    pub(super) fn next_part(&self, at: usize, budget: usize) -> usize {
+        let active = &self.active[at];
+        let (images, decoded) = (&active.running.images, active.decoded);
+        images.end_of_batch(decoded, decoded + active.pending().min(budget)) - decoded
+    }
+
+    /// Limits the next `count` tokens of a prompt to those whose rows are there, and requests other
+    /// rows. Returns more than `count` if they end within an image that cannot be cut, or 0 if that
+    /// exceeds `room`. Returns `None` if the request failed.
+    pub(super) fn fit_to_images(&mut self, at: usize, count: usize, room: usize) -> Option<usize> {
+        if self.active[at].running.images.is_empty() || count == 0 {
+            return Some(count);
+        }
+        self.request_images(at);
+        let count = self.next_part(at, count);
+        let width = self.context.model().spec().input_width();
+        let active = &mut self.active[at];
+        let (first, end) = (active.decoded, active.decoded + count);
+        // With deterministic results, parts do not depend on when rows are there.
+        let all = self.options.deterministic;
+        let is_needed = |one: &&PlacedImage| one.end() > first && (all || one.start < end);
+        let needed = active.running.images.iter().filter(is_needed);
+        let mut ready = end;
+        let mut failure = None;
+        for one in needed {
+            match one.image.computed_rows() {
+                None => {
+                    ready = if all { first } else { one.start.max(first) };
+                    break;
+                }
+                Some(Ok(rows)) if rows.len() == one.image.len() * width => {}
+                Some(Ok(rows)) => {
+                    failure = Some(format!(
+                        "the rows of an image have {} elements, must be {} rows of {width}",
+                        rows.len(),
+                        one.image.len()
+                    ));
+                    break;
+                }
+                Some(Err(error)) => {
+                    failure = Some(format!("an image cannot be encoded: {error}"));
+                    break;
+                }
+            }
+        }
+        if let Some(message) = failure {
+            self.fail(at, FailureKind::Device, message);
+            return None;
+        }
+        active.awaits_image = ready == first;
+        let count = ready - first;
+        let room = room.min(self.context.options().n_batch - self.batch.len());
+        Some(if count > room { 0 } else { count })
+    }
+}
