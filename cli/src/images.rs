@@ -6,7 +6,8 @@ use samite::CancelToken;
 use samite::chat::Prompt;
 use samite::llm::{ContextOptions, ImageTokens, Model, PlacedImage};
 use samite::vision::{
-    DecodeLimits, EncodedImage, Encoder, EncoderOptions, RgbImage, SharedEncoder,
+    DecodeLimits, EncodedImage, Encoder, EncoderOptions, Error as EncoderError, RgbImage,
+    SharedEncoder,
 };
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,32 +19,83 @@ const MARKER: &str = "<__media__>";
 /// Maximum bytes of an image file.
 const MAX_BYTES: u64 = 256 << 20;
 
+/// Flags of an image encoder.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Images")]
+pub struct EncoderArgs {
+    /// Image encoder of the model: a GGUF file [also: -mm]
+    #[arg(long, value_name = "FILE")]
+    mmproj: Option<PathBuf>,
+
+    /// Compute images on the CPU
+    #[arg(long)]
+    no_mmproj_offload: bool,
+
+    /// Minimum number of tokens of an image, for encoders with images of any size
+    #[arg(long, value_name = "N", value_parser = crate::args::token_count)]
+    image_min_tokens: Option<usize>,
+
+    /// Maximum number of tokens of an image, for encoders with images of any size
+    #[arg(long, value_name = "N", value_parser = crate::args::token_count)]
+    image_max_tokens: Option<usize>,
+}
+
 /// Flags of images.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Images")]
 pub struct ImageArgs {
-    /// Image encoder of the model: a GGUF file
-    #[arg(long, visible_alias = "mm", value_name = "FILE", requires = "image")]
-    mmproj: Option<PathBuf>,
+    #[command(flatten)]
+    encoder: EncoderArgs,
 
     /// Image for the model: a PNG, JPEG, WebP or GIF file, several times for several images.
     /// <__media__> in the text marks where each image goes; without it, images precede the text
     #[arg(long, value_name = "FILE", requires = "mmproj")]
     image: Vec<PathBuf>,
-
-    /// Minimum number of tokens of an image, for encoders with images of any size
-    #[arg(long, value_name = "N", requires = "mmproj", value_parser = crate::args::token_count)]
-    image_min_tokens: Option<usize>,
-
-    /// Maximum number of tokens of an image, for encoders with images of any size
-    #[arg(long, value_name = "N", requires = "mmproj", value_parser = crate::args::token_count)]
-    image_max_tokens: Option<usize>,
 }
 
 /// Images for a prompt.
 pub struct PromptImages {
     encoder: SharedEncoder,
     images: Vec<Arc<ImageTokens>>,
+}
+
+impl EncoderArgs {
+    /// Returns the file of the encoder.
+    pub fn path(&self) -> Option<&Path> {
+        self.mmproj.as_deref()
+    }
+
+    /// Loads the encoder to the devices of the model.
+    pub fn load(
+        &self,
+        model: &Model,
+        threads: Option<usize>,
+    ) -> Result<Option<SharedEncoder>, EncoderError> {
+        let Some(path) = &self.mmproj else {
+            return Ok(None);
+        };
+        let devices = model.devices();
+        let host = devices.len().saturating_sub(1);
+        let first = if self.no_mmproj_offload { host } else { 0 };
+        let options = EncoderOptions {
+            tokens: [self.image_min_tokens, self.image_max_tokens],
+            ..EncoderOptions::new(devices.iter().skip(first).cloned().collect())
+        };
+        let mut encoder = Encoder::load(path, &options)?;
+        encoder.set_threads(threads);
+        let encoder = SharedEncoder::new(encoder);
+        encoder.check(model)?;
+        Ok(Some(encoder))
+    }
+}
+
+/// Makes room for images in a context. Encoders can require that all of an image is computed at
+/// once.
+pub fn fit(encoder: &SharedEncoder, options: &mut ContextOptions) {
+    let at_once = encoder.tokens_at_once();
+    options.n_batch = options.n_batch.max(at_once);
+    options.n_ubatch = options.n_ubatch.max(at_once);
+    options.images = true;
 }
 
 impl ImageArgs {
@@ -59,19 +111,15 @@ impl ImageArgs {
         threads: Option<usize>,
         cancel: &CancelToken,
     ) -> CommandResult<Option<PromptImages>> {
-        let Some(mmproj) = self.mmproj.as_ref().filter(|_| self.are_given()) else {
+        if !self.are_given() {
             return Ok(None);
-        };
+        }
         let images = self.image.iter().map(|path| decoded(path));
         let images: Vec<RgbImage> = images.collect::<CommandResult<_>>()?;
-        let options = EncoderOptions {
-            tokens: [self.image_min_tokens, self.image_max_tokens],
-            ..EncoderOptions::new(model.devices().iter().cloned().collect())
+        let encoder = self.encoder.load(model, threads);
+        let Some(encoder) = encoder.map_err(CommandError::error)? else {
+            return Ok(None);
         };
-        let mut encoder = Encoder::load(mmproj, &options).map_err(CommandError::error)?;
-        encoder.set_threads(threads);
-        let encoder = SharedEncoder::new(encoder);
-        encoder.check(model).map_err(CommandError::error)?;
         let images = images.into_iter();
         let images = images.map(|image| Arc::new(encoder.tokens(image, cancel)));
         Ok(Some(PromptImages {
@@ -104,12 +152,9 @@ fn decoded(path: &Path) -> CommandResult<RgbImage> {
 }
 
 impl PromptImages {
-    /// Makes room for images. Encoders can require that all of an image is computed at once.
+    /// Makes room for the images.
     pub fn fit(&self, options: &mut ContextOptions) {
-        let at_once = self.encoder.tokens_at_once();
-        options.n_batch = options.n_batch.max(at_once);
-        options.n_ubatch = options.n_ubatch.max(at_once);
-        options.images = true;
+        fit(&self.encoder, options);
     }
 
     /// Returns the text that stands for an image in a prompt, which no other text has.

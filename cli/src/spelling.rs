@@ -4,7 +4,6 @@ mod table;
 mod variables;
 
 use crate::failure::{CommandError, CommandResult};
-use crate::shown::say;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use table::SPELLINGS;
@@ -45,8 +44,6 @@ enum Meaning {
     FlashAttention,
     /// Level of the log, as a number.
     Verbosity,
-    /// File of an image encoder: the model serves texts without it.
-    TextOnly,
     /// Use no network. Only a model that is named by its repository is ever downloaded, so samite
     /// has the flag only with one.
     Offline,
@@ -178,12 +175,6 @@ fn flags(
             }
             Some(Meaning::FlashAttention) => flags.extend(flash_attention(word, &value()?)?),
             Some(Meaning::Verbosity) => flags.extend(log_filter(word, &value()?)?),
-            Some(Meaning::TextOnly) => {
-                drop(value()?);
-                say(format_args!(
-                    "warning: {word}: samite does not support images and serves the model without"
-                ));
-            }
             Some(Meaning::Offline) => is_offline = true,
         }
         names_repository |= flag == "--hf-repo";
@@ -325,7 +316,10 @@ mod tests {
             served("--chat-template -cb -cb --webui"),
             "--chat-template -cb"
         );
-        assert_eq!(served("--mmproj v.gguf -mm=v.gguf -lv 3 -c 9"), "-c 9");
+        assert_eq!(
+            served("-mm=v.gguf --mmproj-offload -lv 3 -c 9"),
+            "--mmproj=v.gguf -c 9"
+        );
         assert_eq!(
             served("--log-verbosity 4 -lv=5 -lv -1"),
             "--log=info --log=debug"

@@ -18,6 +18,7 @@ use crate::args::{ModelArgs, number, number_or_all, sequence_count};
 use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
 use crate::files;
+use crate::images::{self, EncoderArgs};
 use crate::model_name::ModelName;
 use crate::sampling::SamplingArgs;
 use crate::setup::ModelSetup;
@@ -31,6 +32,7 @@ use samite::llm::{Context, ContextOptions, Model, Normalization, fit_to};
 use samite::requests::{Drafter, Engine, EngineOptions, Handle, drive, drive_sleeping};
 use samite::serve::{Embedder, Hub, HubLimits, ServeOptions, TlsFiles, serve};
 use samite::text::{Sampler, SamplerParams};
+use samite::vision::{Error as EncoderError, SharedEncoder};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -62,6 +64,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     cpu: CpuArgs,
+
+    #[command(flatten)]
+    encoder: EncoderArgs,
 
     #[command(flatten)]
     models: ModelsArgs,
@@ -546,6 +551,11 @@ fn several(
             "--alias: several models have the names of their files or repositories",
         ));
     }
+    if args.encoder.path().is_some() {
+        return Err(CommandError::usage(
+            "--mmproj: is the image encoder of one model, and several are served",
+        ));
+    }
     #[cfg(feature = "kv-events")]
     args.kv_events.check_several()?;
     let mut models = Vec::new();
@@ -736,12 +746,32 @@ impl ServeArgs {
         context
     }
 
+    /// Loads the image encoder. One whose projector is not supported is left out with a warning,
+    /// because programs that start the server name it with every model that has one.
+    fn load_encoder(
+        &self,
+        setup: &ModelSetup,
+        model: &Arc<Model>,
+    ) -> CommandResult<Option<SharedEncoder>> {
+        let threads = self.context_options(setup).threads_batch;
+        match self.encoder.load(model, threads) {
+            Err(error @ EncoderError::Unsupported(_)) => {
+                say(format_args!(
+                    "warning: --mmproj: {error}; the model is served without images"
+                ));
+                Ok(None)
+            }
+            encoder => encoder.map_err(CommandError::error),
+        }
+    }
+
     /// Starts the engine on a separate thread.
     fn engine(
         &self,
         setup: &ModelSetup,
         model: &Arc<Model>,
         options: &mut ServeOptions,
+        encoder: Option<&SharedEncoder>,
         disk_name: Option<&str>,
         memory: &mut MemoryLog,
     ) -> CommandResult<(Handle, JoinHandle<()>)> {
@@ -750,7 +780,12 @@ impl ServeArgs {
         let slots = engine.slots;
         let is_unified =
             requests.kv_unified || requests.parallel.is_none() && !requests.no_kv_unified;
-        let context = self.writing_context(setup, &engine);
+        let mut context = self.writing_context(setup, &engine);
+        if let Some(encoder) = encoder {
+            images::fit(encoder, &mut context);
+            // An image that is computed at once does not wait until others have decoded.
+            context.n_batch = context.n_batch.max(context.n_ubatch + slots);
+        }
         let context = setup.context(Arc::clone(model), context)?;
         let again = context.options().clone();
         let cells = context.n_ctx();

@@ -2,7 +2,7 @@
 
 use super::Commands::{self, All, Others, Serve};
 use super::Meaning::{
-    self, Flag, FlashAttention, Ignored, IgnoredValue, Offline, TextOnly, Unsupported, Verbosity,
+    self, Flag, FlashAttention, Ignored, IgnoredValue, Offline, Unsupported, Verbosity,
 };
 
 /// A spelling, the commands that it applies to, and its meaning there.
@@ -173,15 +173,11 @@ pub(super) const SPELLINGS: &[Spelling] = &[
     ("-lv", Serve, Verbosity),
     ("--verbosity", Serve, Verbosity),
     ("--log-verbosity", Serve, Verbosity),
-    // Images, which samite does not support.
-    ("-mm", Serve, TextOnly),
-    ("--mmproj", Serve, TextOnly),
+    // Images.
+    ("-mm", All, Flag("--mmproj")),
     ("--no-mmproj", Serve, Ignored),
     ("--mmproj-auto", Serve, Ignored),
     ("--no-mmproj-auto", Serve, Ignored),
     ("--mmproj-offload", Serve, Ignored),
-    ("--no-mmproj-offload", Serve, Ignored),
-    ("--image-min-tokens", Serve, IgnoredValue),
-    ("--image-max-tokens", Serve, IgnoredValue),
     ("--mtmd-batch-max-tokens", Serve, IgnoredValue),
 ];

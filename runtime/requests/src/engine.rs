@@ -221,8 +221,8 @@ impl Engine {
             vocabulary: context.model().spec().n_vocab,
             can_shift: context.kv_cache().can_shift(),
             image: if context.options().images {
-                let decoding = options.slots.min(options.budget) * (1 + options.draft);
-                let free = context.options().n_batch.saturating_sub(decoding);
+                // Drafts are made only while no prompt is computed.
+                let free = context.options().n_batch.saturating_sub(options.slots);
                 free.min(context.options().n_ubatch).max(1)
             } else {
                 0

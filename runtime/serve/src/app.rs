@@ -14,6 +14,7 @@ use samite_grammar::GrammarVocabulary;
 use samite_llm::{Model, ScaledAdapter};
 use samite_requests::{Handle, Totals};
 use samite_text::Tokenizer;
+use samite_vision::SharedEncoder;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +28,8 @@ pub struct App {
     /// Engine that generates text. A model of embeddings has none.
     pub(crate) handle: Option<Handle>,
     pub(crate) embedder: Option<Embedder>,
+    /// Encoder of images, if the model sees.
+    pub(crate) encoder: Option<SharedEncoder>,
     pub(crate) template: ChatTemplate,
     words: [Words; 2],
     vocabulary: OnceLock<Result<GrammarVocabulary, String>>,
@@ -101,6 +104,7 @@ impl App {
             tokenizer,
             handle,
             embedder,
+            encoder: None,
             template,
             words,
             vocabulary: OnceLock::new(),
@@ -118,6 +122,13 @@ impl App {
             started: crate::ids::seconds(),
             options,
         })
+    }
+
+    /// Adds an encoder of images, which must be [for the model](SharedEncoder::check). The engine's
+    /// context must have [room for images](samite_llm::ContextOptions::images).
+    pub fn with_encoder(mut self, encoder: SharedEncoder) -> Self {
+        self.encoder = Some(encoder);
+        self
     }
 
     /// Returns the options.

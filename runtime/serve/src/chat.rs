@@ -7,6 +7,7 @@ use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
 use crate::form::{Form, check_schema};
 use crate::ids;
+use crate::images::{PromptImages, PromptTokens};
 use crate::job::{ChatExtras, Job, Parsing, reasoning_format};
 use crate::reasoning_budget::ReasoningLimit;
 use samite_chat::{
@@ -20,6 +21,7 @@ use std::collections::BTreeSet;
 /// A validated conversation.
 pub struct Conversation {
     pub messages: Vec<Message>,
+    pub images: PromptImages,
     pub options: PromptOptions,
     /// Tools that may be called, and are not part of the prompt: a message describes them.
     pub deferred: Vec<Tool>,
@@ -50,16 +52,51 @@ fn function<'a>(fields: &Fields<'a>, place: &str) -> Result<Fields<'a>> {
     Ok(function)
 }
 
-/// Reads a list of texts as parts of their default type.
-fn parts(place: &str, parts: &[Value]) -> Result<Value> {
-    let read = |(i, part)| {
+/// Reads the URL of an image: `{"image_url": {"url": …}}`, or the URL itself.
+fn image_url<'a>(place: &str, part: &Fields<'a>) -> Result<&'a str> {
+    match part.get(&["image_url"]) {
+        Some((name, Value::Object(_))) => {
+            let image = part.fields(name)?;
+            let url = image.map(|image| image.required_text("url")).transpose()?;
+            Ok(url.unwrap_or_default())
+        }
+        Some((_, Value::String(url))) => Ok(url),
+        _ => Err(ApiError::field(
+            format!("{place}.image_url"),
+            "must be an object with \"url\"",
+        )),
+    }
+}
+
+/// Reads a list of texts and images as texts, in which a marker stands for each image. `role` is
+/// that of the message.
+fn parts(
+    context: &RequestContext,
+    images: &mut PromptImages,
+    role: &str,
+    place: &str,
+    parts: &[Value],
+) -> Result<Value> {
+    /// Takes the place of an image in the result of a tool. An error would end the session of an
+    /// agent.
+    const NOTE: &str = "[an image that this model cannot see]";
+    let is_result = role == "tool";
+    let mut read = |(i, part)| {
         let place = format!("{place}[{i}]");
         let part = Fields::from_value(&place, part)?;
         match part.text(&["type"])?.unwrap_or("text") {
-            "text" | "input_text" | "output_text" => {
-                Ok(json!({"type": "text", "text": part.required_text("text")?}))
+            "text" | "input_text" | "output_text" => Ok(part.required_text("text")?.to_owned()),
+            "image_url" | "input_image" | "image" if is_result && context.encoder.is_none() => {
+                Ok(NOTE.to_owned())
             }
-            "image_url" | "input_image" | "image" => Err(ApiError::image(place)),
+            "image_url" | "input_image" | "image" => {
+                if context.encoder.is_none() {
+                    return Err(ApiError::image(place));
+                }
+                let url = image_url(&place, &part)?;
+                images.add(context, &format!("{place}.image_url"), url)?;
+                Ok(images.marker().to_owned())
+            }
             "input_audio" | "audio" => Err(ApiError::field(
                 place,
                 "audio input is not supported by this model",
@@ -70,17 +107,36 @@ fn parts(place: &str, parts: &[Value]) -> Result<Value> {
             )),
         }
     };
-    parts.iter().enumerate().map(read).collect()
+    let texts: Vec<String> = parts
+        .iter()
+        .enumerate()
+        .map(&mut read)
+        .collect::<Result<_>>()?;
+    // Most templates show the result of a tool as one text.
+    if is_result {
+        return Ok(texts.join("\n").into());
+    }
+    let texts = texts.into_iter();
+    Ok(texts
+        .map(|text| json!({"type": "text", "text": text}))
+        .collect())
 }
 
-fn message(place: &str, value: &Value) -> Result<Message> {
+fn message(
+    context: &RequestContext,
+    images: &mut PromptImages,
+    place: &str,
+    value: &Value,
+) -> Result<Message> {
     let fields = Fields::from_value(place, value)?;
     let of = |name: &str| format!("{place}.{name}");
     let role = fields.required_text("role")?;
     let mut message = value.clone();
     match fields.get(&["content"]) {
         None | Some((_, Value::String(_))) => {}
-        Some((name, Value::Array(list))) => message[name] = parts(&of(name), list)?,
+        Some((name, Value::Array(list))) => {
+            message[name] = parts(context, images, role, &of(name), list)?;
+        }
         Some((_, other)) => {
             return Err(ApiError::field(
                 of("content"),
@@ -262,7 +318,8 @@ fn allowed(choice: &Fields<'_>) -> Result<(BTreeSet<String>, bool)> {
 }
 
 impl Conversation {
-    pub fn read(app: &App, fields: &Fields<'_>) -> Result<Self> {
+    pub fn read(context: &RequestContext, fields: &Fields<'_>) -> Result<Self> {
+        let app: &App = context;
         let Some(list) = fields.list("messages")? else {
             return Err(ApiError::field("messages", "is missing"));
         };
@@ -272,10 +329,13 @@ impl Conversation {
         if list.len() > MOST {
             return Err(ApiError::field("messages", format!("{MOST} are allowed")));
         }
-        let messages = list.iter().enumerate();
-        let mut messages: Vec<Message> = messages
-            .map(|(i, value)| message(&format!("messages[{i}]"), value))
-            .collect::<Result<_>>()?;
+        let mut images = PromptImages::new();
+        let mut read = |(i, value)| {
+            let place = format!("messages[{i}]");
+            message(context, &mut images, &place, value)
+        };
+        let messages = list.iter().enumerate().map(&mut read);
+        let mut messages: Vec<Message> = messages.collect::<Result<_>>()?;
         let Tools {
             shown: tools,
             deferred,
@@ -340,6 +400,7 @@ impl Conversation {
                 ..PromptOptions::new(DateTime::new(ids::seconds().cast_signed(), 0))
             },
             messages,
+            images,
             deferred,
             must_call,
             is_parallel: fields.boolean(&["parallel_tool_calls"], !is_named)?,
@@ -355,13 +416,10 @@ impl Conversation {
     }
 
     /// Returns the prompt and its tokens.
-    pub fn tokens(&self, context: &RequestContext) -> Result<(Prompt, Vec<u32>)> {
+    pub fn tokens(&self, context: &RequestContext) -> Result<(Prompt, PromptTokens)> {
         let prompt = self.prompt(context)?;
-        let text = prompt.text();
-        context.check_length("messages", &text)?;
-        let tokens = context.tokens("messages", text.len(), || {
-            Ok(prompt.tokens(&context.tokenizer)?)
-        })?;
+        context.check_length("messages", &prompt.text())?;
+        let tokens = self.images.tokens(context, "messages", &prompt)?;
         Ok((prompt, tokens))
     }
 }
@@ -442,7 +500,7 @@ pub fn job(context: &RequestContext, body: &Value) -> Result<Job> {
             generation_prompt: prompt.generation_prompt,
         }),
     };
-    let job = |tokens, extras| Job::new(context, &fields, vec![tokens], extras);
+    let job = |tokens: PromptTokens, extras| Job::new(context, &fields, vec![tokens], extras);
     if !has_tools {
         return job(tokens, extras);
     }

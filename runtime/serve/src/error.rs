@@ -75,9 +75,12 @@ impl ApiError {
         self
     }
 
-    /// Creates the error for an image, which no supported model can process.
+    /// Creates the error for an image that the model cannot process.
     pub fn image(field: impl Into<String>) -> Self {
-        ApiError::field(field, "image input is not supported by this model")
+        ApiError::field(
+            field,
+            "image input is not supported by this model: it needs an image encoder (--mmproj)",
+        )
     }
 
     /// Creates the error for an invalid request.

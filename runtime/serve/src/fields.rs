@@ -2,7 +2,7 @@
 //! field.
 
 use crate::error::{ApiError, Result};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// An object of a request.
 #[derive(Clone, Debug)]
@@ -290,6 +290,8 @@ pub struct TextItems {
     pub texts: &'static [&'static str],
     /// Type of an image.
     pub image: &'static str,
+    /// Reads the URL of an image, if it has one.
+    pub image_url: fn(&Fields<'_>) -> Result<Option<String>>,
     /// Members that may hold the text.
     pub members: &'static [&'static str],
 }
@@ -297,37 +299,43 @@ pub struct TextItems {
 impl TextItems {
     /// Reads a text, or the texts of a list. Anything else is an error.
     pub fn read(&self, place: &str, value: &Value) -> Result<String> {
-        self.read_or(place, value, |_, _| None)
-    }
-
-    /// Reads the result of a tool. A note replaces an image, whose refusal would end the session of
-    /// an agent. `other` returns the texts of items of other types.
-    pub fn read_result(
-        &self,
-        place: &str,
-        value: &Value,
-        mut other: impl FnMut(&str, &Fields<'_>) -> Option<String>,
-    ) -> Result<String> {
-        const NOTE: &str = "[an image that this model cannot see]";
-        self.read_or(place, value, |kind, item| {
-            if kind == self.image {
-                Some(NOTE.to_owned())
-            } else {
-                other(kind, item)
+        let parts = self.parts(place, value, |_, _| None)?;
+        let mut texts = Vec::with_capacity(parts.len());
+        for part in parts {
+            match part {
+                TextPart::Text(text) => texts.push(text),
+                TextPart::Image { place, .. } => return Err(ApiError::image(place)),
             }
-        })
+        }
+        Ok(texts.join("\n"))
     }
 
-    fn read_or(
+    /// Reads a text, or texts and images. Returns the content of a message in OpenAI's format: a
+    /// text, or a list if there are images. `other` returns the texts of items of other types.
+    pub fn read_content(
+        &self,
+        place: &str,
+        value: &Value,
+        other: impl FnMut(&str, &Fields<'_>) -> Option<String>,
+    ) -> Result<Value> {
+        let parts = self.parts(place, value, other)?;
+        let texts: Option<Vec<&str>> = parts.iter().map(TextPart::text).collect();
+        if let Some(texts) = texts {
+            return Ok(texts.join("\n").into());
+        }
+        Ok(parts.into_iter().map(TextPart::into_value).collect())
+    }
+
+    fn parts(
         &self,
         place: &str,
         value: &Value,
         mut other: impl FnMut(&str, &Fields<'_>) -> Option<String>,
-    ) -> Result<String> {
+    ) -> Result<Vec<TextPart>> {
         let words = self.words;
         let items = match value {
-            Value::Null => return Ok(String::new()),
-            Value::String(text) => return Ok(text.clone()),
+            Value::Null => return Ok(Vec::new()),
+            Value::String(text) => return Ok(vec![TextPart::Text(text.clone())]),
             Value::Array(items) => items,
             other => {
                 let message = format!(
@@ -337,31 +345,56 @@ impl TextItems {
                 return Err(ApiError::field(place, message));
             }
         };
-        let mut texts = Vec::new();
+        let mut parts = Vec::new();
         for (i, item) in items.iter().enumerate() {
             let place = format!("{place}[{i}]");
             let item = Fields::from_value(&place, item)?;
             let kind = item.text(&["type"])?.unwrap_or(self.texts[0]);
             if self.texts.contains(&kind) {
                 let text = item.text(self.members)?;
-                texts.push(text.unwrap_or_default().to_owned());
+                parts.push(TextPart::Text(text.unwrap_or_default().to_owned()));
             } else if let Some(text) = other(kind, &item) {
-                texts.push(text);
+                parts.push(TextPart::Text(text));
             } else if kind == self.image {
-                return Err(ApiError::image(place));
+                let url = (self.image_url)(&item)?.unwrap_or_default();
+                parts.push(TextPart::Image { place, url });
             } else {
                 let message = format!("{words} of type \"{kind}\" are not supported here");
                 return Err(ApiError::field(place, message));
             }
         }
-        Ok(texts.join("\n"))
+        Ok(parts)
+    }
+}
+
+/// A part of a text with images.
+enum TextPart {
+    Text(String),
+    Image { place: String, url: String },
+}
+
+impl TextPart {
+    fn text(&self) -> Option<&str> {
+        match self {
+            TextPart::Text(text) => Some(text),
+            TextPart::Image { .. } => None,
+        }
+    }
+
+    /// Returns the part in OpenAI's format.
+    fn into_value(self) -> Value {
+        match self {
+            TextPart::Text(text) => json!({"type": "text", "text": text}),
+            TextPart::Image { url, .. } => {
+                json!({"type": "image_url", "image_url": {"url": url}})
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn invalid_fields_are_named() {

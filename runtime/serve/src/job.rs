@@ -6,6 +6,7 @@ use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 use crate::form::{Form, calls_or_schema, constraint, form};
+use crate::images::PromptTokens;
 use crate::kv_transfer::TransferRole;
 use crate::min_tokens::MinTokens;
 use crate::reasoning_budget::{ReasoningBudget, ReasoningLimit};
@@ -163,14 +164,14 @@ impl Job {
     pub fn new(
         context: &RequestContext,
         fields: &Fields<'_>,
-        prompts: Vec<Vec<u32>>,
+        prompts: Vec<PromptTokens>,
         extras: ChatExtras,
     ) -> Result<Self> {
         let limits = context.handle()?.limits();
         // Fail before a grammar is compiled for the request.
         if let Some(prompt) = prompts
             .iter()
-            .map(Vec::len)
+            .map(|prompt| prompt.tokens.len())
             .find(|&len| len >= limits.context)
         {
             let context = limits.context;
@@ -321,7 +322,7 @@ impl Job {
             .charge("prompt", each.saturating_mul(count))?;
         for prompt in &prompts {
             // Three copies: the engine's, the prefix cache's, and the one in the answer.
-            let bytes = size_of_val(prompt.as_slice()).saturating_mul(3 * choices);
+            let bytes = size_of_val(prompt.tokens.as_slice()).saturating_mul(3 * choices);
             context.account.charge("prompt", bytes)?;
         }
         let mut requests = Vec::with_capacity(count);
@@ -331,13 +332,14 @@ impl Job {
                 one.sampling.seed = one.sampling.seed.wrapping_add(choice as u64);
                 one.when_full = shift.map(|shift| Shift {
                     keep: match keep {
-                        Some(-1) => prompt.len(),
+                        Some(-1) => prompt.tokens.len(),
                         Some(count) => usize::try_from(count).unwrap_or(0),
                         None => shift.keep,
                     },
                     ..shift
                 });
-                one.prompt.clone_from(&prompt);
+                one.prompt.clone_from(&prompt.tokens);
+                one.images.clone_from(&prompt.images);
                 requests.push(one);
             }
         }

@@ -66,6 +66,7 @@ mod form;
 pub mod fuzz;
 mod hub;
 mod ids;
+mod images;
 mod job;
 mod kv_transfer;
 mod latency;

@@ -9,6 +9,7 @@ use crate::stream_sessions::StreamSession;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use samite_core::CancelToken;
 use samite_requests::{Event, Reader};
 use serde_json::Value;
 use std::convert::Infallible;
@@ -79,6 +80,8 @@ pub struct Running {
     readers: Vec<Option<Reader>>,
     pub choices: Vec<Choice>,
     next: usize,
+    /// Stops the encoding of an image that nobody waits for any more.
+    cancel: CancelToken,
 }
 
 impl Running {
@@ -95,6 +98,7 @@ impl Running {
             readers,
             choices,
             next: 0,
+            cancel: context.cancel.clone(),
         })
     }
 
@@ -104,6 +108,7 @@ impl Running {
             readers,
             choices,
             next,
+            ..
         } = self;
         let event = poll_fn(|task| {
             let count = readers.len();
@@ -158,7 +163,10 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let choices = self.choices.iter().filter(|choice| !choice.is_over());
-        choices.for_each(Choice::log_cancelled);
+        for choice in choices {
+            choice.log_cancelled();
+            self.cancel.cancel();
+        }
     }
 }
 

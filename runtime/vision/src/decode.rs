@@ -94,6 +94,11 @@ impl<'a> EncodedImage<'a> {
         })
     }
 
+    /// Returns the width and height in pixels, before the EXIF orientation is applied.
+    pub fn size(&self) -> [usize; 2] {
+        self.size.map(|extent| extent as usize)
+    }
+
     /// Returns the bytes of memory that decoding takes at most, including the result.
     pub fn decoding_bytes(&self) -> u64 {
         let [width, height] = self.size.map(u64::from);

@@ -78,6 +78,9 @@ impl Encoder {
         let file = GgufFile::open_in(files, path.as_ref(), options.load_mode)?;
         let named = |error| match error {
             Error::Model(what) => Error::model(format!("{}: {what}", file.path().display())),
+            Error::Unsupported(what) => {
+                Error::Unsupported(format!("{}: {what}", file.path().display()).into())
+            }
             Error::Core(
                 error @ (samite_core::Error::Shape(_) | samite_core::Error::InvalidArgument(_)),
             ) => Error::model(format!("{}: {error}", file.path().display())),

@@ -19,6 +19,10 @@ pub enum Error {
     #[error("{0}")]
     Model(Box<str>),
 
+    /// The file is readable, but its projector is not supported.
+    #[error("{0}")]
+    Unsupported(Box<str>),
+
     /// The image cannot be decoded, or is too large.
     #[error("{0}")]
     Image(Box<str>),

@@ -41,10 +41,9 @@ impl Projector {
         let known = Self::ALL.iter().find(|(_, known)| *known == name);
         known.map(|(projector, _)| *projector).ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(|(_, name)| *name).collect();
-            Error::model(format!(
-                "projector {name:?} is not supported; supported are {}",
-                names.join(", ")
-            ))
+            let names = names.join(", ");
+            let message = format!("projector {name:?} is not supported; supported are {names}");
+            Error::Unsupported(message.into())
         })
     }
 

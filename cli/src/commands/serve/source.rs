@@ -158,10 +158,18 @@ impl ModelSource {
         options.reranking = args.requests.reranking;
         let (mut handle, mut thread) = (None, None);
         let mut memory = MemoryLog::new(&model);
+        let mut encoder = None;
         if writes {
             let name = self.disk_name.as_deref();
-            let (new, driver) =
-                args.engine(&self.setup, &model, &mut options, name, &mut memory)?;
+            encoder = args.load_encoder(&self.setup, &model)?;
+            let (new, driver) = args.engine(
+                &self.setup,
+                &model,
+                &mut options,
+                encoder.as_ref(),
+                name,
+                &mut memory,
+            )?;
             (handle, thread) = (Some(new), Some(driver));
         }
         let embedder = if embeds {
@@ -171,6 +179,10 @@ impl ModelSource {
         };
         memory.print();
         let app = App::new(options, model, handle, embedder).map_err(CommandError::usage)?;
+        let app = match encoder {
+            Some(encoder) => app.with_encoder(encoder),
+            None => app,
+        };
         Ok(Loaded { app, thread })
     }
 }

@@ -18,8 +18,22 @@ const BLOCKS: TextItems = TextItems {
     words: "blocks",
     texts: &["text"],
     image: "image",
+    image_url,
     members: &["text"],
 };
+
+/// Reads the URL of an image: that of its source, or one with the base64 of its source.
+fn image_url(block: &Fields<'_>) -> Result<Option<String>> {
+    let Some(source) = block.fields("source")? else {
+        return Ok(None);
+    };
+    if let Some(url) = source.text(&["url"])? {
+        return Ok(Some(url.to_owned()));
+    }
+    let kind = source.text(&["media_type"])?.unwrap_or("image/png");
+    let data = source.text(&["data"])?;
+    Ok(data.map(|data| format!("data:{kind};base64,{data}")))
+}
 
 /// Signature of thinking. There is nothing to sign, but some clients send thinking without a
 /// signature back as text.
@@ -62,7 +76,8 @@ fn messages(
             "thinking" => thoughts.push_str(block.text(&["thinking"])?.unwrap_or_default()),
             "redacted_thinking" => {}
             "image" => {
-                return Err(ApiError::image(place));
+                let url = image_url(&block)?.unwrap_or_default();
+                parts.push(json!({"type": "image_url", "image_url": {"url": url}}));
             }
             "tool_use" => {
                 let name = block.required_text("name")?;
@@ -84,7 +99,7 @@ fn messages(
                 results.push(json!({
                     "role": "tool",
                     "tool_call_id": block.text(&["tool_use_id"])?.unwrap_or_default(),
-                    "content": BLOCKS.read_result(&place, content, found)?,
+                    "content": BLOCKS.read_content(&place, content, found)?,
                 }));
             }
             other => {
@@ -102,6 +117,7 @@ fn messages(
         message.insert("role".to_owned(), role.into());
         let only_text = match parts.as_slice() {
             [] => Some(json!("")),
+            // An image has no text.
             [one] => one.get("text").cloned(),
             _ => None,
         };

@@ -28,7 +28,7 @@ pub fn render_completion(context: &RequestContext, body: &Value) -> Result<Value
     let (prompts, _) = native::prompts(context, &Fields::new(body)?)?;
     let prompts = prompts.iter();
     prompts
-        .map(|tokens| rendered(context, "cmpl-", tokens))
+        .map(|prompt| rendered(context, "cmpl-", &prompt.tokens))
         .collect()
 }
 

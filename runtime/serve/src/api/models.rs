@@ -136,6 +136,9 @@ fn shown(app: &App) -> Value {
     if app.options.embeddings {
         capabilities.push("embedding");
     }
+    if app.encoder.is_some() {
+        capabilities.push("multimodal");
+    }
     json!({
         "name": id,
         "model": id,

@@ -5,8 +5,10 @@ use crate::app::App;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, kind};
+use crate::images::{PromptImages, PromptTokens};
 use crate::job::{ChatExtras, Job};
 use crate::stream::{Frames, ResponseEncoder};
+use samite_chat::Prompt;
 use samite_requests::{Finish, ProbabilityKind, PromptProgress};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -36,7 +38,7 @@ pub fn progress_timings(progress: &PromptProgress) -> Value {
 pub const MAX_TEXTS: usize = 256;
 
 /// Returns the prompts of a request: a text, tokens, both mixed, or a list of those.
-pub fn prompts(context: &RequestContext, fields: &Fields<'_>) -> Result<(Vec<Vec<u32>>, bool)> {
+pub fn prompts(context: &RequestContext, fields: &Fields<'_>) -> Result<(Vec<PromptTokens>, bool)> {
     let Some((name, value)) = fields.get(&["prompt"]) else {
         return Err(ApiError::field("prompt", "is missing"));
     };
@@ -44,7 +46,7 @@ pub fn prompts(context: &RequestContext, fields: &Fields<'_>) -> Result<(Vec<Vec
     match value {
         Value::Array(list) if list.is_empty() => Err(ApiError::field(name, "is empty")),
         Value::Array(list) if list.iter().any(Value::is_number) && list.iter().all(is_scalar) => {
-            Ok((vec![mixed(context, name, list)?], false))
+            Ok((vec![mixed(context, name, list)?.into()], false))
         }
         Value::Array(list) if list.len() > MAX_TEXTS => Err(ApiError::field(
             name,
@@ -52,16 +54,40 @@ pub fn prompts(context: &RequestContext, fields: &Fields<'_>) -> Result<(Vec<Vec
         )),
         Value::Array(list) => {
             let each = list.iter().enumerate();
-            let prompts = each.map(|(i, value)| prompt(context, &format!("{name}[{i}]"), value));
+            let prompts =
+                each.map(|(i, value)| prompt_with_images(context, &format!("{name}[{i}]"), value));
             let prompts: Vec<_> = prompts.collect::<Result<_>>()?;
             let is_list = prompts.len() > 1;
             Ok((prompts, is_list))
         }
-        other => Ok((vec![prompt(context, name, other)?], false)),
+        other => Ok((vec![prompt_with_images(context, name, other)?], false)),
     }
 }
 
-/// Returns the tokens of one prompt.
+/// Returns the tokens of one prompt, which may have images: an object with `prompt_string` and
+/// `multimodal_data`.
+fn prompt_with_images(context: &RequestContext, name: &str, value: &Value) -> Result<PromptTokens> {
+    const IMAGES: &str = "multimodal_data";
+    let fields = match value {
+        Value::Object(_) => Fields::from_value(name, value)?,
+        _ => return Ok(prompt(context, name, value)?.into()),
+    };
+    let Some(list) = fields.list(IMAGES)? else {
+        return Ok(prompt(context, name, value)?.into());
+    };
+    let text = fields.required_text("prompt_string")?;
+    context.check_length(name, text)?;
+    let mut images = PromptImages::with_public_marker();
+    for (i, image) in list.iter().enumerate() {
+        let place = format!("{name}.{IMAGES}[{i}]");
+        let image = image.as_str();
+        let image = image.ok_or_else(|| ApiError::field(&place, "must be an image in base64"))?;
+        images.add(context, &place, image)?;
+    }
+    images.tokens(context, name, &Prompt::from_text(text.to_owned()))
+}
+
+/// Returns the tokens of one prompt without images.
 pub fn prompt(context: &RequestContext, name: &str, value: &Value) -> Result<Vec<u32>> {
     match value {
         Value::String(text) => {
@@ -75,7 +101,7 @@ pub fn prompt(context: &RequestContext, name: &str, value: &Value) -> Result<Vec
             if fields.has("multimodal_data") {
                 return Err(ApiError::field(
                     "multimodal_data",
-                    "this model takes no pictures and no sound",
+                    "images are not supported here",
                 ));
             }
             match fields.get(&["prompt_string"]) {
@@ -234,7 +260,7 @@ pub fn infill(context: &RequestContext, body: &Value) -> Result<(Job, bool)> {
     tokens.extend(tokenize("input_suffix", after)?);
     tokens.push(middle);
     tokens.extend(tokenize("prompt", own)?);
-    let job = Job::new(context, &fields, vec![tokens], ChatExtras::default())?;
+    let job = Job::new(context, &fields, vec![tokens.into()], ChatExtras::default())?;
     let is_list = job.requests.len() > 1;
     Ok((job, is_list))
 }

@@ -319,6 +319,9 @@ pub fn show(app: &App, body: &Value) -> Result<Value> {
     if app.embedder.is_some() {
         capabilities.push("embedding");
     }
+    if app.encoder.is_some() {
+        capabilities.push("vision");
+    }
     let mut info = Map::new();
     info.insert("general.architecture".to_owned(), family.into());
     info.insert(
@@ -442,9 +445,36 @@ fn common(fields: &Fields<'_>, request: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
+/// Returns the text of a field after the images of `images`, as parts in OpenAI's format, or `None`
+/// if there are no images. `prefix` comes before names of fields.
+fn content_with_images(
+    context: &RequestContext,
+    fields: &Fields<'_>,
+    prefix: &str,
+    text: &str,
+) -> Result<Option<Value>> {
+    let images = fields.list("images")?.unwrap_or_default();
+    if images.is_empty() {
+        return Ok(None);
+    }
+    if context.encoder.is_none() {
+        return Err(ApiError::image(format!("{prefix}images")));
+    }
+    let images = images.iter().enumerate().map(|(i, image)| {
+        let image = image.as_str().ok_or_else(|| {
+            let message = format!("must be an image in base64, and is {}", kind(image));
+            ApiError::field(format!("{prefix}images[{i}]"), message)
+        })?;
+        Ok(json!({"type": "image_url", "image_url": {"url": image}}))
+    });
+    let text = fields.text(&[text])?.filter(|text| !text.is_empty());
+    let text = text.map(|text| Ok(json!({"type": "text", "text": text})));
+    Ok(Some(images.chain(text).collect::<Result<_>>()?))
+}
+
 /// Translates Ollama's messages to OpenAI's format. In Ollama's, arguments of calls are objects and
 /// results name their tool.
-fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
+fn messages(context: &RequestContext, fields: &Fields<'_>) -> Result<Vec<Value>> {
     let list = fields.list("messages")?.unwrap_or_default();
     let mut calls: Vec<(String, String)> = Vec::new();
     let mut count = 0;
@@ -452,13 +482,12 @@ fn messages(fields: &Fields<'_>) -> Result<Vec<Value>> {
     for (i, message) in list.iter().enumerate() {
         let place = format!("messages[{i}]");
         let read = Fields::from_value(&place, message)?;
-        if read
-            .list("images")?
-            .is_some_and(|images| !images.is_empty())
-        {
-            return Err(ApiError::image(format!("{place}.images")));
-        }
         let mut message = read.object().clone();
+        message.remove("images");
+        if let Some(content) = content_with_images(context, &read, &format!("{place}."), "content")?
+        {
+            message.insert("content".to_owned(), content);
+        }
         if let Some(made) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
             for (j, call) in made.iter_mut().enumerate() {
                 let place = format!("messages[{i}].tool_calls[{j}]");
@@ -499,7 +528,7 @@ fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Request
     let mut request = Map::new();
     common(&fields, &mut request)?;
     let mut job = if is_chat {
-        let messages = messages(&fields)?;
+        let messages = messages(context, &fields)?;
         if messages.is_empty() {
             return Ok(RequestedWork::Nothing(done(
                 &context.model_id(),
@@ -521,12 +550,7 @@ fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Request
                 "load",
             )));
         }
-        if fields
-            .list("images")?
-            .is_some_and(|images| !images.is_empty())
-        {
-            return Err(ApiError::image("images"));
-        }
+        let with_images = content_with_images(context, &fields, "", "prompt")?;
         if fields
             .text(&["template"])?
             .is_some_and(|text| !text.is_empty())
@@ -541,6 +565,10 @@ fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Request
             request.insert("input_suffix".to_owned(), suffix.into());
             native::infill(context, &request.into())?.0
         } else if fields.boolean(&["raw"], false)? {
+            if with_images.is_some() {
+                let message = "take no images with \"raw\": leave it out";
+                return Err(ApiError::field("images", message));
+            }
             request.insert("prompt".to_owned(), prompt.into());
             let request = request.into();
             let read = Fields::new(&request)?;
@@ -549,7 +577,8 @@ fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Request
         } else {
             let system = fields.text(&["system"])?;
             let system = system.map(|text| json!({"role": "system", "content": text}));
-            let user = json!({"role": "user", "content": prompt});
+            let content = with_images.unwrap_or_else(|| prompt.into());
+            let user = json!({"role": "user", "content": content});
             let messages: Vec<Value> = system.into_iter().chain([user]).collect();
             request.insert("messages".to_owned(), messages.into());
             has_context = true;

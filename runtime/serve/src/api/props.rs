@@ -4,6 +4,7 @@ use crate::api::openai_chat::FINGERPRINT;
 use crate::app::App;
 use crate::error::Result;
 use crate::hub::Hub;
+use crate::images::MARKER;
 use crate::job;
 use crate::settings;
 use serde_json::{Value, json};
@@ -22,7 +23,8 @@ pub fn props(app: &App) -> Result<Value> {
         "total_slots": limits.map_or(1, |limits| limits.slots),
         "model_alias": app.model_id(),
         "model_path": app.model.path().display().to_string(),
-        "modalities": {"vision": false, "audio": false},
+        "modalities": {"vision": app.encoder.is_some(), "audio": false},
+        "media_marker": MARKER,
         "endpoint_slots": app.options.slots,
         "endpoint_props": app.options.props,
         "endpoint_metrics": app.options.metrics,

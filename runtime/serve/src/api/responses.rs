@@ -233,7 +233,7 @@ pub fn tokens(context: &RequestContext, body: &Value) -> Result<Vec<u32>> {
     let translated = translated(context, body)?;
     let read = || {
         let conversation = Conversation::read(context, &Fields::new(&translated.request)?)?;
-        Ok(conversation.tokens(context)?.1)
+        Ok(conversation.tokens(context)?.1.tokens)
     };
     read().map_err(|error| translated.placed(error))
 }

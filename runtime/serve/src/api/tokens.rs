@@ -6,6 +6,7 @@ use crate::chat::Conversation;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
+use crate::images::MARKER;
 use serde_json::{Value, json};
 
 /// Maximum bytes that a token and its piece take as JSON, besides the piece.
@@ -137,6 +138,8 @@ pub fn apply_template(context: &RequestContext, body: &Value) -> Result<Value> {
     let fields = Fields::new(body)?;
     let conversation = Conversation::read(context, &fields)?;
     let text = conversation.prompt(context)?.text();
+    // The text is for requests that send the images with it.
+    let text = text.replace(conversation.images.marker(), MARKER);
     // Tokenizing the prompt adds the BOS token.
     let bos = context
         .tokenizer
@@ -152,7 +155,7 @@ pub fn apply_template(context: &RequestContext, body: &Value) -> Result<Value> {
 /// Returns the tokens of a conversation.
 pub fn of_conversation(context: &RequestContext, body: &Value) -> Result<Vec<u32>> {
     let conversation = Conversation::read(context, &Fields::new(body)?)?;
-    Ok(conversation.tokens(context)?.1)
+    Ok(conversation.tokens(context)?.1.tokens)
 }
 
 /// Counts the tokens of a conversation.

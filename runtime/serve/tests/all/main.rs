@@ -8,6 +8,7 @@ mod engine;
 mod forms;
 mod hostile;
 mod http;
+mod images;
 mod keys;
 mod kv_transfer;
 mod library;

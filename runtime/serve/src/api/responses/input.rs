@@ -18,6 +18,7 @@ const PARTS: TextItems = TextItems {
         "refusal",
     ],
     image: "input_image",
+    image_url: |part| Ok(part.text(&["image_url"])?.map(str::to_owned)),
     members: &["text", "refusal"],
 };
 
@@ -111,10 +112,14 @@ impl Messages {
         match kind {
             "message" => {
                 let role = item.required_text("role")?;
-                let said = PARTS.read(&format!("{place}.content"), item.value("content"))?;
-                match role {
+                let content = (format!("{place}.content"), item.value("content"));
+                if ["system", "developer"].contains(&role) && self.list.is_empty() {
                     // All leading system texts form one system message.
-                    "system" | "developer" if self.list.is_empty() => self.system.push(said),
+                    self.system.push(PARTS.read(&content.0, content.1)?);
+                    return Ok(());
+                }
+                let said = PARTS.read_content(&content.0, content.1, |_, _| None)?;
+                match role {
                     "assistant" => {
                         self.push_assistant(place, json!({"role": role, "content": said}));
                     }
@@ -148,10 +153,10 @@ impl Messages {
             "function_call_output" | "custom_tool_call_output" | "tool_search_output" => {
                 self.thoughts.clear();
                 let content = match kind {
-                    "tool_search_output" => item.value("tools").to_string(),
+                    "tool_search_output" => item.value("tools").to_string().into(),
                     _ => {
                         let place = format!("{place}.output");
-                        PARTS.read_result(&place, item.value("output"), |_, _| None)?
+                        PARTS.read_content(&place, item.value("output"), |_, _| None)?
                     }
                 };
                 self.push(
@@ -274,8 +279,10 @@ mod tests {
             json!({"role": "user", "content": "Look."}),
             json!({"role": "assistant", "content": "", "reasoning_content": "Häh?", "tool_calls":
                 [call("1", "look", "{}"), call("2", "patch", r#"{"input":"a\"b"}"#)]}),
-            json!({"role": "tool", "tool_call_id": "1",
-                "content": "a cat\n[an image that this model cannot see]"}),
+            json!({"role": "tool", "tool_call_id": "1", "content": [
+                {"type": "text", "text": "a cat"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
+            ]}),
             json!({"role": "tool", "tool_call_id": "2", "content": "done"}),
             json!({"role": "assistant", "content": "A cat.", "reasoning_content": "Hm.",
                 "tool_calls": [call("3", "look", "{}")]}),
