@@ -2,13 +2,13 @@
 
 use crate::failure::{CommandError, CommandResult};
 use clap::Args;
-use samite::CancelToken;
 use samite::chat::Prompt;
 use samite::llm::{ContextOptions, ImageTokens, Model, PlacedImage};
 use samite::vision::{
-    DecodeLimits, EncodedImage, Encoder, EncoderOptions, Error as EncoderError, RgbImage,
-    SharedEncoder,
+    DecodeLimits, EncodedImage, Encoder, EncoderOptions, EncoderPlan, Error as EncoderError,
+    RgbImage, SharedEncoder, VisionSpec,
 };
+use samite::{CancelToken, Device};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,6 +65,23 @@ impl EncoderArgs {
         self.mmproj.as_deref()
     }
 
+    fn options(&self, devices: impl ExactSizeIterator<Item = Arc<dyn Device>>) -> EncoderOptions {
+        let host = devices.len().saturating_sub(1);
+        let first = if self.no_mmproj_offload { host } else { 0 };
+        EncoderOptions {
+            tokens: [self.image_min_tokens, self.image_max_tokens],
+            ..EncoderOptions::new(devices.skip(first).collect())
+        }
+    }
+
+    /// Plans the encoder on the devices of a model.
+    pub fn plan(&self, devices: Vec<Arc<dyn Device>>) -> Result<Option<EncoderPlan>, EncoderError> {
+        let options = self.options(devices.into_iter());
+        let plan = self.mmproj.as_ref();
+        plan.map(|path| EncoderPlan::new(path, &options))
+            .transpose()
+    }
+
     /// Loads the encoder to the devices of the model.
     pub fn load(
         &self,
@@ -74,13 +91,7 @@ impl EncoderArgs {
         let Some(path) = &self.mmproj else {
             return Ok(None);
         };
-        let devices = model.devices();
-        let host = devices.len().saturating_sub(1);
-        let first = if self.no_mmproj_offload { host } else { 0 };
-        let options = EncoderOptions {
-            tokens: [self.image_min_tokens, self.image_max_tokens],
-            ..EncoderOptions::new(devices.iter().skip(first).cloned().collect())
-        };
+        let options = self.options(model.devices().iter().cloned());
         let mut encoder = Encoder::load(path, &options)?;
         encoder.set_threads(threads);
         let encoder = SharedEncoder::new(encoder);
@@ -91,8 +102,8 @@ impl EncoderArgs {
 
 /// Makes room for images in a context. Encoders can require that all of an image is computed at
 /// once.
-pub fn fit(encoder: &SharedEncoder, options: &mut ContextOptions) {
-    let at_once = encoder.tokens_at_once();
+pub fn fit(spec: &VisionSpec, options: &mut ContextOptions) {
+    let at_once = spec.tokens_at_once();
     options.n_batch = options.n_batch.max(at_once);
     options.n_ubatch = options.n_ubatch.max(at_once);
     options.images = true;
@@ -102,6 +113,14 @@ impl ImageArgs {
     /// Returns whether there are images.
     pub fn are_given(&self) -> bool {
         !self.image.is_empty()
+    }
+
+    /// Plans the encoder of the images on the devices of a model.
+    pub fn plan(&self, devices: Vec<Arc<dyn Device>>) -> CommandResult<Option<EncoderPlan>> {
+        if !self.are_given() {
+            return Ok(None);
+        }
+        self.encoder.plan(devices).map_err(CommandError::error)
     }
 
     /// Decodes the images, and loads their encoder to the devices of the model.
@@ -154,7 +173,7 @@ fn decoded(path: &Path) -> CommandResult<RgbImage> {
 impl PromptImages {
     /// Makes room for the images.
     pub fn fit(&self, options: &mut ContextOptions) {
-        fit(&self.encoder, options);
+        fit(self.encoder.spec(), options);
     }
 
     /// Returns the text that stands for an image in a prompt, which no other text has.

@@ -11,7 +11,7 @@ use crate::setup::{ModelSetup, divided, predicted};
 use crate::shown::escaped_lines;
 use crate::{files, interrupt};
 use clap::Args;
-use samite::llm::{MemoryUse, Model, Shortage};
+use samite::llm::{ContextOptions, MemoryUse, Model, Shortage};
 use samite::sched::explain::human_bytes;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -57,6 +57,10 @@ pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
 
+    #[cfg(feature = "vision")]
+    #[command(flatten)]
+    encoder: crate::images::EncoderArgs,
+
     #[command(flatten)]
     cpu: CpuArgs,
 }
@@ -75,7 +79,8 @@ pub fn run(mut args: PlanArgs) -> CommandResult {
             setup.context.n_ubatch
         )));
     }
-    let options = setup.context_options(&cancel);
+    let mut options = setup.context_options(&cancel);
+    let (setup, encoder) = args.beside_encoder(setup, &mut options)?;
     let picture = files::create(&args.svg)?;
     let model = setup.load_header(&args.cpu, &cancel)?;
     let context = setup.context_plan(model, options)?;
@@ -87,7 +92,7 @@ pub fn run(mut args: PlanArgs) -> CommandResult {
     }
     let mut out = std::io::stdout().lock();
     let memory = context.memory()?;
-    let shortages = context.shortages()?;
+    let shortages = context.shortages(encoder.as_deref().unwrap_or_default())?;
     let cpu_added = setup.devices.adds_cpu(plan.devices());
     let explanation = divided(&plan)
         .map(|(device, nodes)| device.explain(plan.graph(), &nodes))
@@ -105,6 +110,7 @@ pub fn run(mut args: PlanArgs) -> CommandResult {
                 "fit": fit_json(context.model()), "cpu_added": cpu_added,
                 "shortages": shortages_json(&shortages),
                 "divided": explanation, "prediction": prediction,
+                "encoder": encoder.as_deref().map(memory_json),
             })
         )?;
         return Ok(());
@@ -130,7 +136,10 @@ pub fn run(mut args: PlanArgs) -> CommandResult {
             prediction.best
         )?;
     }
-    write_memory(&mut out, &memory)?;
+    write_memory(&mut out, "memory", &memory)?;
+    if let Some(encoder) = &encoder {
+        write_memory(&mut out, "images", encoder)?;
+    }
     for Shortage {
         device,
         needed,
@@ -150,6 +159,33 @@ pub fn run(mut args: PlanArgs) -> CommandResult {
     Ok(())
 }
 
+impl PlanArgs {
+    /// Plans the image encoder. Returns the setup of a model beside it, and its memory.
+    #[cfg(feature = "vision")]
+    fn beside_encoder(
+        &self,
+        setup: ModelSetup,
+        options: &mut ContextOptions,
+    ) -> CommandResult<(ModelSetup, Option<Vec<MemoryUse>>)> {
+        let devices = setup.devices.for_model(&setup.placement, &self.cpu)?;
+        let plan = self.encoder.plan(devices).map_err(CommandError::error)?;
+        let Some(plan) = plan else {
+            return Ok((setup, None));
+        };
+        crate::images::fit(plan.spec(), options);
+        Ok((setup.leaving(plan.bytes()), Some(plan.memory().to_vec())))
+    }
+
+    #[cfg(not(feature = "vision"))]
+    fn beside_encoder(
+        &self,
+        setup: ModelSetup,
+        _options: &mut ContextOptions,
+    ) -> CommandResult<(ModelSetup, Option<Vec<MemoryUse>>)> {
+        Ok((setup, None))
+    }
+}
+
 fn shortages_json(shortages: &[Shortage]) -> Value {
     let each = shortages.iter().map(|shortage| {
         json!({"device": shortage.device, "needed": shortage.needed, "free": shortage.free})
@@ -157,12 +193,12 @@ fn shortages_json(shortages: &[Shortage]) -> Value {
     each.collect()
 }
 
-/// Writes the memory use, one purpose per line.
-fn write_memory(out: &mut impl Write, memory: &[MemoryUse]) -> std::io::Result<()> {
+/// Writes a table of the memory use, by kind of memory.
+fn write_memory(out: &mut impl Write, title: &str, memory: &[MemoryUse]) -> std::io::Result<()> {
     writeln!(
         out,
         "\n{:<12} {:>12} {:>12} {:>12} {:>12}",
-        "memory", "weights", "kv cache", "compute", "sum"
+        title, "weights", "kv cache", "compute", "sum"
     )?;
     for row in memory {
         let cells = [

@@ -225,6 +225,14 @@ impl RunArgs {
         let cancel = interrupt::token();
         let mut context_options = setup.context_options(&cancel);
         self.cpu.apply(&mut context_options);
+        #[cfg(feature = "vision")]
+        let model = {
+            let devices = setup.devices.for_model(&setup.placement, &self.cpu)?;
+            let plan = self.images.plan(devices)?;
+            let bytes = plan.map_or(0, |plan| plan.bytes());
+            renewal::load(&setup.leaving(bytes), &self.cpu, &cancel)
+        };
+        #[cfg(not(feature = "vision"))]
         let model = renewal::load(&setup, &self.cpu, &cancel);
         // Some processes load faster than others.
         let model = ranks::together(ranks::LOADING, model)?;

@@ -32,7 +32,7 @@ use samite::llm::{Context, ContextOptions, Model, Normalization, fit_to};
 use samite::requests::{Drafter, Engine, EngineOptions, Handle, drive, drive_sleeping};
 use samite::serve::{Embedder, Hub, HubLimits, ServeOptions, TlsFiles, serve};
 use samite::text::{Sampler, SamplerParams};
-use samite::vision::{Error as EncoderError, SharedEncoder};
+use samite::vision::{EncoderPlan, Error as EncoderError, SharedEncoder, VisionSpec};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -737,17 +737,44 @@ impl ServeArgs {
         }
     }
 
-    /// Returns the options of the context of an engine.
-    fn writing_context(&self, setup: &ModelSetup, engine: &EngineOptions) -> ContextOptions {
+    /// Returns the options of the context of an engine, for images by an encoder.
+    fn writing_context(
+        &self,
+        setup: &ModelSetup,
+        engine: &EngineOptions,
+        encoder: Option<&VisionSpec>,
+    ) -> ContextOptions {
         let mut context = self.context_options(setup);
         context.n_batch = engine.budget;
         context.n_seq = engine.n_seq();
         context.n_logits = Some((engine.slots * (1 + engine.draft)).clamp(16, 256));
+        if let Some(encoder) = encoder {
+            images::fit(encoder, &mut context);
+            // An image that is computed at once does not wait until others have decoded.
+            context.n_batch = context.n_batch.max(context.n_ubatch + engine.slots);
+        }
         context
     }
 
-    /// Loads the image encoder. One whose projector is not supported is left out with a warning,
+    /// Plans the image encoder. One whose projector is not supported is left out with a warning,
     /// because programs that start the server name it with every model that has one.
+    fn plan_encoder(&self, setup: &ModelSetup) -> CommandResult<Option<EncoderPlan>> {
+        if self.encoder.path().is_none() {
+            return Ok(None);
+        }
+        let devices = setup.devices.for_model(&setup.placement, &self.cpu)?;
+        match self.encoder.plan(devices) {
+            Err(error @ EncoderError::Unsupported(_)) => {
+                say(format_args!(
+                    "warning: --mmproj: {error}; the model is served without images"
+                ));
+                Ok(None)
+            }
+            plan => plan.map_err(CommandError::error),
+        }
+    }
+
+    /// Loads the image encoder, if its projector is supported.
     fn load_encoder(
         &self,
         setup: &ModelSetup,
@@ -755,12 +782,7 @@ impl ServeArgs {
     ) -> CommandResult<Option<SharedEncoder>> {
         let threads = self.context_options(setup).threads_batch;
         match self.encoder.load(model, threads) {
-            Err(error @ EncoderError::Unsupported(_)) => {
-                say(format_args!(
-                    "warning: --mmproj: {error}; the model is served without images"
-                ));
-                Ok(None)
-            }
+            Err(EncoderError::Unsupported(_)) => Ok(None),
             encoder => encoder.map_err(CommandError::error),
         }
     }
@@ -780,12 +802,8 @@ impl ServeArgs {
         let slots = engine.slots;
         let is_unified =
             requests.kv_unified || requests.parallel.is_none() && !requests.no_kv_unified;
-        let mut context = self.writing_context(setup, &engine);
-        if let Some(encoder) = encoder {
-            images::fit(encoder, &mut context);
-            // An image that is computed at once does not wait until others have decoded.
-            context.n_batch = context.n_batch.max(context.n_ubatch + slots);
-        }
+        let seen = encoder.map(SharedEncoder::spec);
+        let context = self.writing_context(setup, &engine, seen);
         let context = setup.context(Arc::clone(model), context)?;
         let again = context.options().clone();
         let cells = context.n_ctx();

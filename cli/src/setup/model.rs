@@ -95,6 +95,17 @@ impl ModelSetup {
         }
     }
 
+    /// Leaves more memory free on each device when layers and the context are fitted to it: for
+    /// what is loaded after the model.
+    #[cfg(feature = "vision")]
+    pub fn leaving(&self, bytes: usize) -> Self {
+        let mut setup = self.clone();
+        if let Some(margin) = &mut setup.placement.fit_margin {
+            *margin = margin.saturating_add(bytes);
+        }
+        setup
+    }
+
     /// Returns nine tenths of the bytes that are free now, on the host and on devices with their
     /// own memory.
     #[cfg(feature = "serve")]

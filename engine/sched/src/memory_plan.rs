@@ -51,6 +51,34 @@ impl MemoryPlan {
     }
 }
 
+/// Bytes that suffice for several plans, one after the other.
+#[derive(Clone, Debug, Default)]
+pub struct ReservedBytes {
+    /// Bytes of each chunk, by memory: as many as the largest plan needs.
+    chunks: Vec<Vec<usize>>,
+}
+
+impl ReservedBytes {
+    /// Adds a plan.
+    pub fn add(&mut self, plan: &MemoryPlan) {
+        for (memory, chunks) in plan.chunks.iter().enumerate() {
+            self.chunks
+                .resize(self.chunks.len().max(memory + 1), Vec::new());
+            let known = &mut self.chunks[memory];
+            known.resize(known.len().max(chunks.len()), 0);
+            for (known, &bytes) in known.iter_mut().zip(chunks) {
+                *known = bytes.max(*known);
+            }
+        }
+    }
+
+    /// Returns the bytes by memory.
+    pub fn by_memory(&self) -> Vec<usize> {
+        let memories = self.chunks.iter();
+        memories.map(|chunks| chunks.iter().sum()).collect()
+    }
+}
+
 struct Planner<'a> {
     lowered: &'a Lowered,
     devices: &'a DeviceSet,

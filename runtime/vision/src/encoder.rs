@@ -9,7 +9,9 @@ use crate::spec::{Projector, VisionSpec};
 use crate::weights::EncoderWeights;
 use samite_core::{CancelToken, Device, Environment};
 use samite_gguf::{GgufFile, LoadMode, LoadOptions};
+use samite_llm::MemoryUse;
 use samite_sched::{Assignments, Options, Scheduler};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -67,6 +69,45 @@ impl std::fmt::Debug for Encoder {
     }
 }
 
+/// Returns the graphs for which memory is reserved: those of the largest images, wide and square.
+pub(crate) fn reserved<'a>(
+    spec: &'a VisionSpec,
+    weights: &'a EncoderWeights,
+) -> impl Iterator<Item = Result<VisionGraph>> + 'a {
+    let build = move |grid: [usize; 2]| {
+        let patches = grid.map(|extent| extent * spec.merge);
+        Ok(graph::build(
+            spec,
+            weights,
+            &PatchOrder::new(spec, patches),
+        )?)
+    };
+    spec.largest_grids().into_iter().map(build)
+}
+
+/// Joins the bytes of weights and of intermediate results by name of the memory.
+pub(crate) fn memory_use(
+    weights: &BTreeMap<String, usize>,
+    compute: impl IntoIterator<Item = (String, usize)>,
+) -> Vec<MemoryUse> {
+    let mut uses: BTreeMap<String, [usize; 2]> = BTreeMap::new();
+    for (memory, &bytes) in weights {
+        uses.entry(memory.clone()).or_default()[0] += bytes;
+    }
+    for (memory, bytes) in compute {
+        uses.entry(memory).or_default()[1] += bytes;
+    }
+    uses.retain(|_, bytes| *bytes != [0; 2]);
+    let uses = uses.into_iter();
+    uses.map(|(memory, [weights, compute])| MemoryUse {
+        memory,
+        weights,
+        compute,
+        ..MemoryUse::default()
+    })
+    .collect()
+}
+
 impl Encoder {
     /// Loads the image encoder of an mmproj file.
     ///
@@ -76,17 +117,7 @@ impl Encoder {
     pub fn load(path: impl AsRef<Path>, options: &EncoderOptions) -> Result<Self> {
         let files = &*options.environment.files;
         let file = GgufFile::open_in(files, path.as_ref(), options.load_mode)?;
-        let named = |error| match error {
-            Error::Model(what) => Error::model(format!("{}: {what}", file.path().display())),
-            Error::Unsupported(what) => {
-                Error::Unsupported(format!("{}: {what}", file.path().display()).into())
-            }
-            Error::Core(
-                error @ (samite_core::Error::Shape(_) | samite_core::Error::InvalidArgument(_)),
-            ) => Error::model(format!("{}: {error}", file.path().display())),
-            error => error,
-        };
-        Self::from_gguf(&file, options).map_err(named)
+        Self::from_gguf(&file, options).map_err(|error| error.in_file(file.path()))
     }
 
     fn from_gguf(file: &GgufFile, options: &EncoderOptions) -> Result<Self> {
@@ -147,10 +178,9 @@ impl Encoder {
                 rows.unwrap_or(0)
             )));
         }
-        let largest = self.spec.largest_grid().map(|extent| extent * merge);
-        let order = PatchOrder::new(&self.spec, largest);
-        let built = graph::build(&self.spec, &self.weights, &order)?;
-        self.scheduler.reserve(&built.graph, Assignments::NONE)?;
+        for built in reserved(&self.spec, &self.weights) {
+            self.scheduler.reserve(&built?.graph, Assignments::NONE)?;
+        }
         Ok(())
     }
 
@@ -172,11 +202,9 @@ impl Encoder {
         hasher.finalize().into()
     }
 
-    /// Returns the bytes of its weights, and of the memory that encoding needs.
-    pub fn bytes(&self) -> [usize; 2] {
-        let compute = self.scheduler.buffer_sizes();
-        let compute = compute.iter().map(|(_, bytes)| bytes).sum();
-        [self.weights.bytes(), compute]
+    /// Returns the memory that the encoder uses, by kind of memory.
+    pub fn memory(&self) -> Vec<MemoryUse> {
+        memory_use(self.weights.bytes(), self.scheduler.buffer_sizes())
     }
 
     /// Sets the number of threads of the host, or the default.

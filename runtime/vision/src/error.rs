@@ -1,5 +1,7 @@
 //! Errors of images and encoders.
 
+use std::path::Path;
+
 /// Result of fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -31,6 +33,19 @@ pub enum Error {
 impl Error {
     pub(crate) fn model(message: impl Into<String>) -> Self {
         Error::Model(message.into().into())
+    }
+
+    /// Adds the name of the mmproj file.
+    pub(crate) fn in_file(self, path: &Path) -> Self {
+        let path = path.display();
+        match self {
+            Error::Model(what) => Error::model(format!("{path}: {what}")),
+            Error::Unsupported(what) => Error::Unsupported(format!("{path}: {what}").into()),
+            Error::Core(
+                error @ (samite_core::Error::Shape(_) | samite_core::Error::InvalidArgument(_)),
+            ) => Error::model(format!("{path}: {error}")),
+            error => error,
+        }
     }
 
     pub(crate) fn image(message: impl Into<String>) -> Self {

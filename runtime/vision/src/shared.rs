@@ -55,17 +55,6 @@ impl SharedEncoder {
         Ok(())
     }
 
-    /// Returns the maximum number of tokens of an image that a language model computes at once,
-    /// because they attend to each other: 0 if they do not.
-    pub fn tokens_at_once(&self) -> usize {
-        let [columns, rows] = self.spec.largest_grid();
-        if self.spec.projector.is_bidirectional() {
-            columns * rows
-        } else {
-            0
-        }
-    }
-
     /// Returns the tokens of an image. It is encoded when its rows are first needed, which `cancel`
     /// can stop.
     pub fn tokens(&self, image: RgbImage, cancel: &CancelToken) -> ImageTokens {

@@ -309,6 +309,31 @@ impl VisionSpec {
         }
     }
 
+    /// Returns the largest grids for which memory is reserved: as wide as possible, and nearly
+    /// square.
+    pub(crate) fn largest_grids(&self) -> Vec<[usize; 2]> {
+        let largest = self.largest_grid();
+        let [columns, rows] = largest;
+        let side = (columns * rows).isqrt().max(1);
+        let mut grids = vec![largest];
+        if rows == 1 && side > 1 {
+            // The sides are no multiples of a window, which takes more memory.
+            grids.push([side, columns / side]);
+        }
+        grids
+    }
+
+    /// Returns the maximum number of tokens of an image that a language model computes at once,
+    /// because they attend to each other: 0 if they do not.
+    pub fn tokens_at_once(&self) -> usize {
+        let [columns, rows] = self.largest_grid();
+        if self.projector.is_bidirectional() {
+            columns * rows
+        } else {
+            0
+        }
+    }
+
     /// Returns the number of elements of a row, with those of DeepStack.
     pub fn row_width(&self) -> usize {
         self.projection_dim * (1 + self.deepstack.len())

@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug, Default)]
 pub(crate) struct EncoderWeights {
     tensors: BTreeMap<Box<str>, Arc<StoredTensor>>,
-    bytes: usize,
+    /// Bytes by name of the memory.
+    bytes: BTreeMap<String, usize>,
     /// Combined hash of all names and data.
     hash: [u8; 32],
 }
@@ -44,16 +45,11 @@ impl EncoderWeights {
         repack: bool,
         options: &LoadOptions<'_>,
     ) -> Result<Self> {
-        let is_image = |name: &str| {
-            PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-                && !name.starts_with(AUDIO_PREFIX)
+        let planned = planned(file, device, repack)?;
+        let mut weights = EncoderWeights {
+            bytes: bytes(&planned)?,
+            ..EncoderWeights::default()
         };
-        let tensors = file.tensors().iter();
-        let planned = tensors.filter(|info| is_image(&info.name));
-        let planned: Vec<_> = planned
-            .map(|info| Planned::new(info, device, repack))
-            .collect::<Result<_>>()?;
-        let mut weights = EncoderWeights::default();
         let mut rest: Vec<&Planned<'_>> = planned.iter().collect();
         while let Some(first) = rest.first() {
             let memory = Arc::clone(&first.memory);
@@ -61,13 +57,9 @@ impl EncoderWeights {
                 .into_iter()
                 .partition::<Vec<_>, _>(|planned| same_buffer_type(&planned.memory, &memory));
             rest = others;
-            let infos: Vec<_> = group
-                .iter()
-                .map(|planned| TensorInfo::new(&planned.info.name, planned.layout, Usage::Weights))
-                .collect();
+            let infos: Vec<_> = group.iter().map(|planned| planned.described()).collect();
             let bytes = TensorGroup::planned_size(&memory, &infos)?;
             device.check_free(bytes, "the image encoder")?;
-            weights.bytes += bytes;
             let stored = TensorGroup::allocate_described(&memory, Usage::Weights, &infos)?;
             let names = group.iter().map(|planned| planned.info.name.clone());
             weights.tensors.extend(names.zip(stored.tensors));
@@ -107,6 +99,24 @@ impl EncoderWeights {
         Ok(weights)
     }
 
+    /// Returns the weights of `file` without memory, for plans.
+    pub fn unallocated(file: &GgufFile, device: &Arc<dyn Device>, repack: bool) -> Result<Self> {
+        let planned = planned(file, device, repack)?;
+        let mut tensors = BTreeMap::new();
+        for planned in &planned {
+            let described = planned.described();
+            let size = planned.memory.alloc_size(&described)?;
+            let buffer = samite_core::unallocated(&planned.memory, size, Usage::Weights);
+            let stored = StoredTensor::described(&described, buffer, 0)?;
+            tensors.insert(planned.info.name.clone(), stored);
+        }
+        Ok(EncoderWeights {
+            bytes: bytes(&planned)?,
+            tensors,
+            ..EncoderWeights::default()
+        })
+    }
+
     /// Returns the weight called `name`, if the file has it.
     pub fn get(&self, name: &str) -> Option<&Arc<StoredTensor>> {
         self.tensors.get(name)
@@ -122,13 +132,45 @@ impl EncoderWeights {
         &self.hash
     }
 
-    /// Returns the bytes that they take.
-    pub fn bytes(&self) -> usize {
-        self.bytes
+    /// Returns the bytes that they take, by name of the memory.
+    pub fn bytes(&self) -> &BTreeMap<String, usize> {
+        &self.bytes
     }
 }
 
+/// Plans the weights of the image encoder of `file`.
+fn planned<'a>(
+    file: &'a GgufFile,
+    device: &Arc<dyn Device>,
+    repack: bool,
+) -> Result<Vec<Planned<'a>>> {
+    let is_image = |name: &str| {
+        PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && !name.starts_with(AUDIO_PREFIX)
+    };
+    let tensors = file.tensors().iter();
+    let tensors = tensors.filter(|info| is_image(&info.name));
+    tensors
+        .map(|info| Planned::new(info, device, repack))
+        .collect()
+}
+
+/// Returns the bytes by name of the memory.
+fn bytes(planned: &[Planned<'_>]) -> Result<BTreeMap<String, usize>> {
+    let mut bytes = BTreeMap::new();
+    for planned in planned {
+        let described = [planned.described()];
+        for (name, size) in TensorGroup::planned_by_memory(&planned.memory, &described)? {
+            *bytes.entry(name).or_insert(0) += size;
+        }
+    }
+    Ok(bytes)
+}
+
 impl<'a> Planned<'a> {
+    fn described(&self) -> TensorInfo<'_> {
+        TensorInfo::new(&self.info.name, self.layout, Usage::Weights)
+    }
+
     fn new(
         info: &'a samite_gguf::TensorInfo,
         device: &Arc<dyn Device>,

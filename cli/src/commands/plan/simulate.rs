@@ -81,7 +81,7 @@ pub fn run(
     write_fit(&mut out, context.model())?;
     writeln!(out, "simulated with {shown}, not measured:")?;
     write!(out, "{found}")?;
-    write_memory(&mut out, &memory)?;
+    write_memory(&mut out, "memory", &memory)?;
     for name in short {
         writeln!(out, "{name} has too little memory for that")?;
     }

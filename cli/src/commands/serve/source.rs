@@ -8,6 +8,7 @@ use samite::llm::arch::spec::Spec;
 use samite::llm::{ContextPlan, MemoryUse, sampler_params};
 use samite::serve::{App, Loaded, ROOM, ServeOptions, ServedModel, Source};
 use samite::text::{Generator, Sampler, SamplerParams};
+use samite::vision::EncoderPlan;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -74,7 +75,10 @@ impl ModelSource {
     }
 
     fn planned(&self) -> CommandResult<u64> {
-        let (args, setup) = (&self.args, &self.setup);
+        let args = &self.args;
+        let encoder = args.plan_encoder(&self.setup)?;
+        let encoder_bytes = encoder.as_ref().map_or(0, EncoderPlan::bytes);
+        let setup = &self.setup.leaving(encoder_bytes);
         let model = setup.load_header(&args.cpu, &CancelToken::new())?;
         let writes = self.writes(model.spec());
         // Contexts of a model share its weights.
@@ -83,10 +87,11 @@ impl ModelSource {
             let bytes = uses.iter().map(|row| row.kv + row.compute);
             bytes.sum::<usize>()
         };
-        let (mut model_weights, mut others) = (0, 0usize);
+        let (mut model_weights, mut others) = (0, encoder_bytes);
         if writes {
             let engine = args.engine_options();
-            let options = args.writing_context(setup, &engine);
+            let spec = encoder.as_ref().map(EncoderPlan::spec);
+            let options = args.writing_context(setup, &engine, spec);
             let plan = setup.context_plan(Arc::clone(&model), options.clone())?;
             let uses = plan.memory()?;
             model_weights = weights(&uses);
@@ -139,7 +144,9 @@ impl ModelSource {
     /// Loads the model.
     pub fn loaded(&self, stop: &CancelToken) -> CommandResult<Loaded> {
         let args = &self.args;
-        let model = self.setup.load(&args.cpu, stop)?;
+        let encoder = args.plan_encoder(&self.setup)?;
+        let setup = self.setup.leaving(encoder.map_or(0, |plan| plan.bytes()));
+        let model = setup.load(&args.cpu, stop)?;
         let mut options = self.options.clone();
         // Seeds must give the same results as in llama-server.
         let defaults = SamplerParams {

@@ -8,6 +8,8 @@ use crate::error::Result;
 use crate::graphs::GraphSource;
 use crate::kv::KvPlan;
 use crate::model::Model;
+use samite_core::Device;
+use samite_sched::memory_plan::ReservedBytes;
 use samite_sched::{DeviceSet, Options, Plan};
 use std::sync::Arc;
 
@@ -80,15 +82,27 @@ impl ContextPlan {
     }
 
     /// Returns the devices that do not have enough free memory. Weights count if the model is
-    /// [without them](Model::without_weights). Devices that do not report their memory are omitted.
+    /// [without them](Model::without_weights). `beside` is what else needs memory on the same
+    /// devices. Devices that do not report their memory are omitted.
     ///
     /// # Errors
     /// Returns an error if a graph cannot be placed, or if a tensor cannot be in its memory.
-    pub fn shortages(&self) -> Result<Vec<Shortage>> {
+    pub fn shortages(&self, beside: &[MemoryUse]) -> Result<Vec<Shortage>> {
         let options = self.options.scheduler();
         let mut needs = context_bytes(&self.source(), &options, &self.sizes, &self.kv)?;
         for (need, weights) in needs.iter_mut().zip(self.model.unloaded()) {
             *need = need.saturating_add(*weights);
+        }
+        for row in beside {
+            let has_memory = |device: &&Arc<dyn Device>| {
+                let own = [device.buffer_type()];
+                let mut memories = own.into_iter().chain(device.extra_buffer_types());
+                memories.any(|memory| memory.name() == row.memory)
+            };
+            let mut needs = self.model.devices().iter().zip(&mut needs);
+            if let Some((_, need)) = needs.find(|(device, _)| has_memory(device)) {
+                *need = need.saturating_add(row.weights + row.kv + row.compute);
+            }
         }
         let devices = self.model.devices().iter().zip(needs);
         let shortages = devices.filter_map(|(device, needed)| {
@@ -141,26 +155,17 @@ pub(super) fn context_bytes(
     Ok(bytes)
 }
 
-/// Returns the bytes of intermediate results, by index of the memory. Memory is reserved for
-/// several graphs, and every chunk is as large as the largest of them needs.
+/// Returns the bytes of intermediate results, by index of the memory.
 pub(crate) fn compute_bytes(
     source: &GraphSource<'_>,
     options: &Options,
     sizes: &Sizes,
 ) -> Result<Vec<usize>> {
-    let mut memories: Vec<Vec<usize>> = Vec::new();
+    let mut reserved = ReservedBytes::default();
     for shape in sizes.reserved() {
-        let plan = source.plan(options, shape)?;
-        for (memory, chunks) in plan.memory().chunks.iter().enumerate() {
-            memories.resize(memories.len().max(memory + 1), Vec::new());
-            let known = &mut memories[memory];
-            known.resize(known.len().max(chunks.len()), 0);
-            for (known, &bytes) in known.iter_mut().zip(chunks) {
-                *known = bytes.max(*known);
-            }
-        }
+        reserved.add(source.plan(options, shape)?.memory());
     }
-    Ok(memories.iter().map(|chunks| chunks.iter().sum()).collect())
+    Ok(reserved.by_memory())
 }
 
 /// Returns the bytes of [`compute_bytes`] by device: each memory counts for its first device.

@@ -282,9 +282,9 @@ fn the_longest_context_fits_into_free_memory() {
     let own = uses.iter().find(|row| row.memory.starts_with('a')).unwrap();
     assert!(own.kv + own.compute > free - MARGIN, "{own:?}, {free} free");
     let fitting = ContextPlan::new(Arc::clone(&model), context(n_ctx)).unwrap();
-    assert_eq!(fitting.shortages().unwrap(), []);
+    assert_eq!(fitting.shortages(&[]).unwrap(), []);
     let too_long = ContextPlan::new(model, context(1 << 17)).unwrap();
-    let shortages = too_long.shortages().unwrap();
+    let shortages = too_long.shortages(&[]).unwrap();
     assert_eq!(shortages.len(), 1);
     assert_eq!((&*shortages[0].device, shortages[0].free), ("a", free));
 }

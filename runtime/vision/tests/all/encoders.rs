@@ -98,7 +98,7 @@ fn logits_after_images_equal_those_of_the_original() {
         let path = fixture(&format!("{name}-text.gguf"));
         let model = Model::load(path, &ModelOptions::new(options().devices)).unwrap();
         encoder.check(&model).unwrap();
-        let least = encoder.tokens_at_once().max(1);
+        let least = encoder.spec().tokens_at_once().max(1);
         for n_ubatch in [64, 16, 7, least] {
             let context = ContextOptions {
                 n_ctx: Some(64),

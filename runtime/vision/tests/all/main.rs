@@ -4,6 +4,7 @@
 
 mod encoders;
 mod images;
+mod plans;
 
 use samite_vision::RgbImage;
 use serde_json::Value;
