@@ -73,6 +73,30 @@ fn the_text_after_an_image_depends_on_the_image() {
 }
 
 #[test]
+fn a_plan_has_the_memory_of_the_encoder() {
+    let (_dir, model) = folder("gemma3");
+    let plan = |line: &str| {
+        let line = format!("plan --device cpu:threads=1 -c 512 {line} -m");
+        let words = line.split(' ').map(PathBuf::from);
+        samite(words.chain([model.clone()]))
+    };
+    let with = format!("--mmproj {}", encoder("gemma3").display());
+    let json = plan(&format!("--json {with}")).json();
+    let rows = json["encoder"].as_array().unwrap();
+    let sum = |name: &str| {
+        rows.iter()
+            .map(|row| row[name].as_u64().unwrap())
+            .sum::<u64>()
+    };
+    assert!(sum("weights") > 0 && sum("compute") > 0, "{json}");
+    assert!(json["shortages"].as_array().unwrap().is_empty());
+    assert!(plan("--json").json()["encoder"].is_null());
+    let text = plan(&with).ok();
+    assert!(text.contains("\nimages "), "{text}");
+    plan("--mmproj missing.gguf").fails(1, &["missing.gguf"]);
+}
+
+#[test]
 fn what_does_not_fit_is_named() {
     let (dir, model) = folder("qwen2vl");
     let qwen = encoder("qwen2vl");
@@ -117,6 +141,9 @@ fn what_does_not_fit_is_named() {
     ] {
         refuse(&qwen, &["rgb"], &format!("Hello {tokens}"), 1, &["tokens"]);
     }
+    let serve = |line: &str| with_model(&model, &format!("serve --port 0 {line} -m M"));
+    serve("--mmproj missing.gguf").fails(1, &["missing.gguf"]);
+    serve("-m other.gguf --mmproj x.gguf").fails(2, &["--mmproj", "several"]);
     let json = run(&dir, &qwen, &["rgb"], "--json Hello").json();
     assert!(json["text"].is_string(), "{json}");
 }

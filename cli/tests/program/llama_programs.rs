@@ -89,13 +89,40 @@ fn the_log_of_llama_server_describes_gpus_before_the_system_and_memory_after_it(
         sizes.clone().all(|line| line.starts_with("info: CPU")),
         "{lines:#?}"
     );
-    let flags = "--port 0 --device cpu -lv 3 --mmproj image.gguf";
+    // A model is served without images if its projector is not supported.
+    let (_encoder_folder, encoder) = unsupported_encoder();
+    let flags = "--port 0 --device cpu -lv 3 --no-mmproj-offload --image-min-tokens 1024";
     let lines = log(child(&server)
         .args(flags.split(' '))
         .arg("--model")
-        .arg(&model));
+        .arg(&model)
+        .arg("--mmproj")
+        .arg(&encoder));
     assert!(!lines.iter().any(|line| line.starts_with("info: ")));
     assert!(lines[0].starts_with("warning: --mmproj: "), "{lines:#?}");
+    assert!(lines[0].contains("\"other\""), "{lines:#?}");
+}
+
+/// Returns a GGUF file of an image encoder with an unknown projector.
+fn unsupported_encoder() -> (TempDir, PathBuf) {
+    const STRING: u32 = 8;
+    let mut file = b"GGUF\x03\0\0\0".to_vec();
+    // No tensors, and two keys.
+    file.extend([0u64, 2].iter().flat_map(|count| count.to_le_bytes()));
+    let keys = [
+        ("general.architecture", "clip"),
+        ("clip.projector_type", "other"),
+    ];
+    for (key, value) in keys {
+        let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        file.extend(text(key));
+        file.extend(STRING.to_le_bytes());
+        file.extend(text(value));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mmproj.gguf");
+    std::fs::write(&path, file).unwrap();
+    (folder, path)
 }
 
 #[test]

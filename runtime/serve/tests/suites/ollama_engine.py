@@ -14,6 +14,7 @@ import pathlib
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -32,7 +33,7 @@ SHIFTS = ["--context-shift", "--keep", "4"]
 UNMAPPED = ["--load-mode", "none", "--flash-attn", "auto", "-b", "64", "-ub", "64"]
 ON_CPU = ["--load-mode", "dio", "-ngl", "0", "-t", "1", "--split-mode", "none", "--main-gpu", "0"]
 CACHE_TYPES = ["--cache-type-k", "f16", "--cache-type-v", "f16", "--flash-attn", "on"]
-WITH_IMAGES = ["--mmproj", "image.gguf", "--no-mmproj-offload", "--image-min-tokens", "1024"]
+WITH_IMAGES = ["--no-mmproj-offload", "--image-min-tokens", "1024"]
 DRAFTS = ["--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--spec-draft-backend-sampling"]
 EMBEDDING = ["--embedding", "-b", str(CONTEXT), "-ub", str(CONTEXT), "--flash-attn", "off"]
 # Lines that ollama parses.
@@ -257,9 +258,20 @@ def cancelled(server, prompt):
     assert completion(server, prompt)[0] and server.status() == "ok"
 
 
+def unsupported_encoder():
+    """A file of an image encoder whose projector samite does not have: the model is served without it."""
+    text = lambda text: struct.pack("<Q", len(text)) + text.encode()
+    keys = {"general.architecture": "clip", "clip.projector_type": "other"}
+    pairs = b"".join(text(key) + struct.pack("<I", 8) + text(value) for key, value in keys.items())
+    path = pathlib.Path(tempfile.mkdtemp()) / "mmproj.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(keys)) + pairs)
+    return str(path)
+
+
 def own_template(program):
     """Conversations that llama-server renders."""
     flags = ["-c", str(6 * CONTEXT), "-np", "2", *WITH_IMAGES, *ON_CPU, *CACHE_TYPES, *DRAFTS]
+    flags += ["--mmproj", unsupported_encoder()]
     with Server(program, *flags, "--chat-template", "chatml") as server:
         assert server.memory()[1][0] == 0, server.lines
         messages = [{"role": "user", "content": "Once upon a time"}]
