@@ -3,10 +3,10 @@
 use crate::failure::{CommandError, CommandResult};
 use clap::Args;
 use samite::chat::Prompt;
-use samite::llm::{ContextOptions, ImageTokens, Model, PlacedImage};
+use samite::llm::{ContextOptions, ImageTokens, Model, PlacedImage, image_marker, place_images};
 use samite::vision::{
     DecodeLimits, EncodedImage, Encoder, EncoderOptions, EncoderPlan, Error as EncoderError,
-    RgbImage, SharedEncoder, VisionSpec,
+    RgbImage, SharedEncoder, VisionSpec, image_url,
 };
 use samite::{CancelToken, Device};
 use std::io::Read;
@@ -148,10 +148,27 @@ impl ImageArgs {
     }
 }
 
+fn failed(path: &Path, error: impl std::fmt::Display) -> CommandError {
+    CommandError::error(format_args!("{}: {error}", path.display()))
+}
+
 fn decoded(path: &Path) -> CommandResult<RgbImage> {
-    let failed = |error: &dyn std::fmt::Display| {
-        CommandError::error(format_args!("{}: {error}", path.display()))
-    };
+    let file = read(path)?;
+    let image = EncodedImage::new(&file, &DecodeLimits::default());
+    let image = image.and_then(EncodedImage::decode);
+    image.map_err(|error| failed(path, error))
+}
+
+/// Returns the file of an image as a URL for a message, after a check of its header.
+pub fn url(path: &Path) -> CommandResult<String> {
+    let file = read(path)?;
+    let image = EncodedImage::new(&file, &DecodeLimits::default());
+    image.map_err(|error| failed(path, error))?;
+    Ok(image_url(&file))
+}
+
+fn read(path: &Path) -> CommandResult<Vec<u8>> {
+    let failed = |error: &dyn std::fmt::Display| failed(path, error);
     let about = std::fs::metadata(path).map_err(|error| failed(&error))?;
     if !about.is_file() {
         return Err(failed(&"not a file"));
@@ -165,9 +182,7 @@ fn decoded(path: &Path) -> CommandResult<RgbImage> {
             "an image file has at most {MAX_BYTES} bytes"
         )));
     }
-    let image = EncodedImage::new(&file, &DecodeLimits::default());
-    let image = image.and_then(EncodedImage::decode);
-    image.map_err(|error| failed(&error))
+    Ok(file)
 }
 
 impl PromptImages {
@@ -176,11 +191,8 @@ impl PromptImages {
         fit(self.encoder.spec(), options);
     }
 
-    /// Returns the text that stands for an image in a prompt, which no other text has.
     fn marker(&self) -> String {
-        let ids = self.images.iter().flat_map(|image| image.ids());
-        let ids: Vec<String> = ids.take(4).map(|id| format!("{id:x}")).collect();
-        format!("<__media_{}__>", ids.join("_"))
+        image_marker(&self.images)
     }
 
     /// Returns a text with a marker for each image.
@@ -203,24 +215,12 @@ impl PromptImages {
         let around = self.encoder.spec().projector.delimiters();
         let parts = prompt.tokens_around_images(model.tokenizer()?, &self.marker(), around);
         let parts = parts.map_err(CommandError::error)?;
-        if parts.len() != self.images.len() + 1 {
-            return Err(CommandError::error(format_args!(
-                "the chat template shows {} images of {}: choose another one with --chat-template",
-                parts.len() - 1,
+        let count = parts.len() - 1;
+        place_images(parts, &self.images).map_err(|_| {
+            CommandError::error(format_args!(
+                "the chat template shows {count} images of {}: choose another one with --chat-template",
                 self.images.len()
-            )));
-        }
-        let mut parts = parts.into_iter();
-        let mut tokens = parts.next().unwrap_or_default();
-        let mut placed = Vec::new();
-        for (image, after) in self.images.iter().zip(parts) {
-            placed.push(PlacedImage {
-                start: tokens.len(),
-                image: Arc::clone(image),
-            });
-            tokens.extend(image.ids());
-            tokens.extend(after);
-        }
-        Ok((tokens, placed))
+            ))
+        })
     }
 }

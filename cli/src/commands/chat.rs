@@ -1,6 +1,10 @@
 //! `samite chat`: a conversation in the terminal.
 
+#[cfg(feature = "vision")]
+mod images;
 mod input;
+#[cfg(not(feature = "vision"))]
+mod no_images;
 mod printer;
 
 use crate::args::{ModelArgs, number_or_all};
@@ -86,6 +90,10 @@ pub struct ChatArgs {
 
     #[command(flatten)]
     sampling: SamplingArgs,
+
+    #[cfg(feature = "vision")]
+    #[command(flatten)]
+    encoder: crate::images::EncoderArgs,
 
     #[cfg(feature = "grammar")]
     #[command(flatten)]
@@ -208,7 +216,24 @@ pub fn run(mut args: ChatArgs) -> CommandResult {
     let cancel = interrupt::token();
     let mut context_options = setup.context_options(&cancel);
     args.cpu.apply(&mut context_options);
-    let model = renewal::load(&setup, &args.cpu, &cancel)?;
+    #[cfg(feature = "vision")]
+    let beside = {
+        let devices = setup.devices.for_model(&setup.placement, &args.cpu)?;
+        let plan = args.encoder.plan(devices).map_err(CommandError::error)?;
+        setup.leaving(plan.map_or(0, |plan| plan.bytes()))
+    };
+    #[cfg(not(feature = "vision"))]
+    let beside = &setup;
+    let model = renewal::load(&beside, &args.cpu, &cancel)?;
+    #[cfg(feature = "vision")]
+    let encoder = {
+        let encoder = args.encoder.load(&model, context_options.threads_batch);
+        let encoder = encoder.map_err(CommandError::error)?;
+        if let Some(encoder) = &encoder {
+            crate::images::fit(encoder.spec(), &mut context_options);
+        }
+        encoder
+    };
     let template = form.choose(&model)?;
     let sampling = args.sampling.params(sampler_params(model.metadata())?)?;
     Sampler::new(sampling.clone()).map_err(CommandError::usage)?;
@@ -216,6 +241,11 @@ pub fn run(mut args: ChatArgs) -> CommandResult {
     let context = renewal::context(&setup, &args.cpu, model, context_options.clone())?;
     let renewal = Renewal::new(&setup, &args.cpu, context_options, context.n_ctx());
     let mut talk = Conversation::with_template(context, template).map_err(failure)?;
+    #[cfg(feature = "vision")]
+    let sees = match encoder {
+        Some(encoder) => talk.see_with(encoder).map(|()| true).map_err(failure)?,
+        None => false,
+    };
     talk.on_prefill(progress::prefill());
     if let Some(renewal) = renewal {
         talk.on_loss(move |lost| renewal.renew(lost));
@@ -240,6 +270,8 @@ pub fn run(mut args: ChatArgs) -> CommandResult {
         cancel,
         is_terminal,
         is_quiet: args.quiet,
+        #[cfg(feature = "vision")]
+        images: sees.then(Vec::new),
         left_out: 0,
     };
     if is_terminal && !args.quiet {
@@ -279,6 +311,8 @@ const HELP: &str = "\
 /clear          forget the conversation
 /regen          answer the last message anew
 /undo           take the last message and its answer back
+/image FILE     show an image with the next message; a file dragged into
+                the terminal also counts
 /system [TEXT]  how the model is to behave; without a text, show it
 /set [NAME X]   temp, top-k, top-p, min-p, repeat-penalty, seed, n or
                 thinking; without a name, show them
@@ -291,6 +325,9 @@ struct Chat {
     cancel: CancelToken,
     is_terminal: bool,
     is_quiet: bool,
+    /// URLs of images that go with the next message; `None` if the model does not see.
+    #[cfg(feature = "vision")]
+    images: Option<Vec<String>>,
     /// Number of questions that the model no longer sees.
     left_out: usize,
 }
@@ -304,13 +341,17 @@ impl Chat {
         }
         while let Some(line) = input.next()? {
             match line.strip_prefix('/') {
+                Some(_) if let Some(path) = self.dragged_image(&line) => self.add_image(&path),
                 Some(command) => {
                     if !self.command(command)? {
                         break;
                     }
                 }
                 None if line.trim().is_empty() => {}
-                None => self.ask(&line)?,
+                None => match self.dragged_image(&line) {
+                    Some(path) => self.add_image(&path),
+                    None => self.ask(&line)?,
+                },
             }
         }
         Ok(())
@@ -378,7 +419,8 @@ impl Chat {
                 }
                 Err(failure) => say(format_args!("/load {}", one_line(&failure.text()))),
             },
-            "image" => say("this model sees no pictures yet"),
+            "image" if rest.is_empty() => say("/image needs the name of a file"),
+            "image" => self.add_image(Path::new(rest)),
             _ => say(format_args!(
                 "there is no command /{}; /help lists those that there are",
                 escaped(word)
@@ -444,12 +486,14 @@ impl Chat {
         files::finish(AtomicFile::private(path)?, &text)
     }
 
-    /// Asks a question. Removes it if the model cannot answer.
+    /// Asks a question with the images that were added. Removes it if the model cannot answer.
     fn ask(&mut self, text: &str) -> CommandResult {
-        self.talk.messages.push(Message::user(text));
+        self.talk.messages.push(Message::user(self.content(text)));
         if !self.answer()? {
             self.talk.messages.pop();
+            return Ok(());
         }
+        self.forget_images();
         Ok(())
     }
 
@@ -495,11 +539,7 @@ impl Chat {
     /// Returns the number of tokens of the conversation, or 0 if the template rejects it; the
     /// answer reports that error.
     fn length(&mut self) -> CommandResult<usize> {
-        let Ok(prompt) = self.talk.prompt() else {
-            return Ok(0);
-        };
-        let tokenizer = self.talk.context().model().tokenizer()?;
-        Ok(prompt.tokens(tokenizer).map_err(CommandError::error)?.len())
+        Ok(self.talk.prompt_len().unwrap_or(0))
     }
 
     /// Answers the messages. Returns whether that was possible. Keeps all messages, including those

@@ -1,7 +1,9 @@
 //! Images in prompts.
 
-use crate::{samite, with_model};
+use crate::child::child;
+use crate::{piped, samite, with_model};
 use samite::llm::SyntheticModel;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -70,6 +72,79 @@ fn the_text_after_an_image_depends_on_the_image() {
         }
         assert_ne!(others[1], others[2]);
     }
+}
+
+/// Holds a conversation line by line. Returns the answers and what is told beside them.
+fn chat(dir: &TempDir, encoder: Option<&Path>, more: &str, lines: &str) -> (String, String) {
+    let mut command = child(env!("CARGO_BIN_EXE_samite"));
+    command.current_dir(dir.path());
+    let flags = "chat --lines -m model.gguf -n 6 --temp 0 --chat-template chatml";
+    command.args(flags.split(' ').chain(more.split_whitespace()));
+    command.args(
+        encoder
+            .into_iter()
+            .flat_map(|path| [Path::new("--mmproj"), path]),
+    );
+    let mut child = piped(&mut command);
+    let mut pipe = child.stdin.take().unwrap();
+    pipe.write_all(lines.as_bytes()).unwrap();
+    drop(pipe);
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let (out, told) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{told}");
+    (out, told)
+}
+
+#[test]
+fn a_conversation_shows_images() {
+    let (dir, _) = folder("qwen2vl");
+    for name in ["rgb", "grey"] {
+        let [from, to] = [name.to_owned(), format!("my {name}.png")];
+        std::fs::copy(dir.path().join(from), dir.path().join(to)).unwrap();
+    }
+    let encoder = encoder("qwen2vl");
+    let says = |lines: &str| chat(&dir, Some(&encoder), "-q", lines).0;
+    let expected = says("/image my rgb.png\nWhat is it?\n");
+    assert_ne!(says("/image my grey.png\nWhat is it?\n"), expected);
+    assert_ne!(says("What is it?\n"), expected);
+    // The path of a file that is dragged into the terminal.
+    assert_eq!(says("my\\ rgb.png\nWhat is it?\n"), expected);
+    let absolute = dir.path().join("my rgb.png");
+    let line = format!("'{}'\nWhat is it?\n", absolute.display());
+    assert_eq!(says(&line), expected);
+    // It belongs to one message, and stays in the conversation.
+    let whole = says("/image my rgb.png\nWhat is it?\nAnd now?\n");
+    assert!(whole.starts_with(&expected), "{whole}");
+    let (again, told) = chat(
+        &dir,
+        Some(&encoder),
+        "--session s",
+        "/image my rgb.png\nWhat is it?\n",
+    );
+    assert_eq!(again, expected, "{told}");
+    let (rest, told) = chat(&dir, Some(&encoder), "--session s", "And now?\n");
+    assert_eq!(expected + &rest, whole);
+    // Nothing of the image is computed again.
+    let known = told.split(" of them known").next().unwrap();
+    let numbers = known.split(|c: char| !c.is_ascii_digit());
+    let numbers: Vec<usize> = numbers.filter_map(|text| text.parse().ok()).collect();
+    let [.., prompt, known] = numbers[..] else {
+        panic!("{told}");
+    };
+    assert!((80..prompt).contains(&known), "{told}");
+    let told = chat(
+        &dir,
+        Some(&encoder),
+        "",
+        "/image\n/image missing.png\n/image model.gguf\n",
+    )
+    .1;
+    for part in ["needs the name", "missing.png", "PNG, JPEG, WebP or GIF"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    let told = chat(&dir, None, "", "/image my rgb.png\n").1;
+    assert!(told.contains("--mmproj"), "{told}");
 }
 
 #[test]

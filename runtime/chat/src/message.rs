@@ -2,7 +2,7 @@
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Author of a message.
@@ -137,6 +137,20 @@ pub enum ContentPart {
         /// An object with `data` and `format`.
         input_audio: Value,
     },
+}
+
+impl ContentPart {
+    /// Creates a text.
+    pub fn text(text: impl Into<String>) -> Self {
+        ContentPart::Text { text: text.into() }
+    }
+
+    /// Creates an image at a URL, such as `data:image/png;base64,…`.
+    pub fn image(url: impl Into<String>) -> Self {
+        ContentPart::ImageUrl {
+            image_url: json!({"url": url.into()}),
+        }
+    }
 }
 
 /// A tool call by the model.

@@ -141,6 +141,43 @@ impl PlacedImage {
     }
 }
 
+/// Returns a text that stands for an image of a prompt, and that no other text of the prompt has.
+pub fn image_marker(images: &[Arc<ImageTokens>]) -> String {
+    let ids = images.iter().flat_map(|image| image.ids());
+    let ids: Vec<String> = ids.take(IDENTIFYING).map(|id| format!("{id:x}")).collect();
+    format!("<__media_{}__>", ids.join("_"))
+}
+
+/// Joins the parts of a text with the images between them. Returns the tokens, and the images at
+/// their places.
+///
+/// # Errors
+/// Returns [`Error::InvalidArgument`] if there is not one image between each two parts.
+pub fn place_images(
+    parts: Vec<Vec<u32>>,
+    images: &[Arc<ImageTokens>],
+) -> Result<(Vec<u32>, Vec<PlacedImage>)> {
+    if parts.len() != images.len() + 1 {
+        return Err(Error::invalid(format!(
+            "{} images are given, and the text has places for {}",
+            images.len(),
+            parts.len().saturating_sub(1)
+        )));
+    }
+    let mut parts = parts.into_iter();
+    let mut tokens = parts.next().unwrap_or_default();
+    let mut placed = Vec::with_capacity(images.len());
+    for (image, after) in images.iter().zip(parts) {
+        placed.push(PlacedImage {
+            start: tokens.len(),
+            image: Arc::clone(image),
+        });
+        tokens.extend(image.ids());
+        tokens.extend(after);
+    }
+    Ok((tokens, placed))
+}
+
 /// The images of a text, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Images(Vec<PlacedImage>);

@@ -104,7 +104,7 @@ pub use cost::TokenCost;
 pub use embed::{Normalization, cosine, embed, fit_to};
 pub use error::{Error, Result};
 pub use fit::{DeviceNeed, Fit, FitOptions};
-pub use images::{FIRST_IMAGE_ID, ImageTokens, Images, PlacedImage};
+pub use images::{FIRST_IMAGE_ID, ImageTokens, Images, PlacedImage, image_marker, place_images};
 pub use kv::{CacheKind, Cells, KvCache};
 pub use model::{Model, ModelOptions, ModelPlan, Progress};
 pub use perplexity::{

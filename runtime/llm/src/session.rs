@@ -271,9 +271,6 @@ impl Session {
     /// Returns an error if other code changed the sequence, if the file cannot be written, or if a
     /// device fails.
     pub fn save(&mut self, path: impl AsRef<Path>, application: &str) -> Result<()> {
-        if self.tokens.iter().any(|&id| id >= FIRST_IMAGE_ID) {
-            return Err(Error::invalid("a text with images cannot be saved"));
-        }
         if !self.is_whole() {
             return Err(Error::invalid(
                 "the session's sequence was changed through its context: its text is not known",
@@ -319,7 +316,9 @@ impl Session {
         let n_vocab = self.context.model().spec().n_vocab;
         let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
         let last = saved.stopped.as_ref().and_then(|stopped| stopped.last);
-        let mut tokens = saved.tokens.iter().copied().chain(last);
+        let is_text_token = |id: &u32| *id < FIRST_IMAGE_ID;
+        let tokens = saved.tokens.iter().copied().filter(is_text_token);
+        let mut tokens = tokens.chain(last);
         if !is_text {
             return Err(in_file(Error::invalid("it is no text: tokens are missing")));
         }
@@ -456,7 +455,8 @@ impl Session {
 
     /// Generates like [`generate_with`](Self::generate_with), after a prompt with images. The
     /// tokens of an image have its [IDs](crate::ImageTokens::ids). A full context ends the
-    /// generation, and the text cannot be [saved](Self::save).
+    /// generation. After the text was [restored](Self::restore), a prompt must have the same images
+    /// again.
     ///
     /// # Errors
     /// Returns the errors of [`Images::new`], of the encoder, and of

@@ -3,6 +3,8 @@
 #[cfg(feature = "async")]
 mod asynchronous;
 mod error;
+#[cfg(feature = "vision")]
+mod images;
 mod tools;
 #[cfg(feature = "grammar")]
 mod typed;
@@ -12,10 +14,12 @@ pub use asynchronous::{AnswerUpdate, Answering, AsyncConversation};
 pub use error::ConversationError;
 
 use crate::chat::{
-    Answer, AnswerEvent, AnswerOptions, AnswerParser, ChatTemplate, Content, DateTime, Guard,
-    Message, Prompt, PromptOptions, ReasoningFormat,
+    Answer, AnswerEvent, AnswerOptions, AnswerParser, ChatTemplate, Content, ContentPart, DateTime,
+    Guard, Message, Prompt, PromptOptions, ReasoningFormat,
 };
-use crate::llm::{Context, Finish, GenerateOptions, Generation, Session, sampler_params};
+use crate::llm::{
+    Context, Finish, GenerateOptions, Generation, PlacedImage, Session, sampler_params,
+};
 use crate::text::{Sampler, SamplerParams};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -138,6 +142,8 @@ pub struct Conversation {
     session: Session,
     template: ChatTemplate,
     tools: Tools,
+    #[cfg(feature = "vision")]
+    images: Option<images::ConversationImages>,
     /// Cached template analysis: for a conversation without tools, and for one with tools.
     words: [Option<SpecialWords>; 2],
     #[cfg(feature = "grammar")]
@@ -151,6 +157,13 @@ pub struct Conversation {
 struct ConversationRecord<'a> {
     messages: Cow<'a, [Message]>,
     answers: u64,
+}
+
+/// A prompt with its tokens and images.
+struct PromptInput {
+    prompt: Prompt,
+    tokens: Vec<u32>,
+    images: Vec<PlacedImage>,
 }
 
 /// A template's special words, resolved for a vocabulary.
@@ -192,6 +205,8 @@ impl Conversation {
             session: Session::new(context)?,
             template,
             tools: Tools::default(),
+            #[cfg(feature = "vision")]
+            images: None,
             words: [None, None],
             #[cfg(feature = "grammar")]
             vocabulary: None,
@@ -305,11 +320,12 @@ impl Conversation {
         &mut self,
         on_event: &mut dyn FnMut(&AnswerEvent) -> ControlFlow<()>,
     ) -> Result<(Reply, bool)> {
-        let prompt = self.prompt()?;
+        let PromptInput {
+            prompt,
+            tokens,
+            images,
+        } = self.input()?;
         let has_tools = !self.tools.is_empty();
-        let tokens = prompt
-            .tokens(self.session.tokenizer())
-            .map_err(crate::llm::Error::from)?;
         let answer_options = AnswerOptions {
             tools: self.tools.list(),
             reasoning: self.options.reasoning,
@@ -345,11 +361,13 @@ impl Conversation {
             answer.add(events);
             flow
         };
-        let generation = self
-            .session
-            .generate(&tokens, &mut sampler, &generate_options, |piece| {
-                take(parser.push(piece))
-            });
+        let generation = self.session.generate_with_images(
+            &tokens,
+            images,
+            &mut sampler,
+            &generate_options,
+            |_, piece| take(parser.push(piece)),
+        );
         let is_cut = generation.as_ref().is_ok_and(|generation| {
             matches!(generation.finish, Finish::MaxTokens | Finish::ContextFull)
         });
@@ -395,11 +413,67 @@ impl Conversation {
         Ok(())
     }
 
-    /// Returns the prompt that the model would receive now.
+    /// Returns the prompt that the model would receive now. A text stands for each image.
     ///
     /// # Errors
-    /// If the template rejects the messages.
+    /// If the template rejects the messages, or an image cannot be read.
     pub fn prompt(&mut self) -> Result<Prompt> {
+        Ok(self.input()?.prompt)
+    }
+
+    /// Returns the number of tokens that the model would receive now.
+    ///
+    /// # Errors
+    /// Fails like [`prompt`](Self::prompt).
+    pub fn prompt_len(&mut self) -> Result<usize> {
+        Ok(self.input()?.tokens.len())
+    }
+
+    fn input(&mut self) -> Result<PromptInput> {
+        let parts = self
+            .messages
+            .iter()
+            .filter_map(|message| match &message.content {
+                Content::Parts(parts) => Some(parts),
+                _ => None,
+            });
+        let is_image = |part: &ContentPart| matches!(part, ContentPart::ImageUrl { .. });
+        if parts.flatten().any(is_image) {
+            return self.input_with_images();
+        }
+        let messages = std::mem::take(&mut self.messages);
+        let prompt = self.rendered(&messages);
+        self.messages = messages;
+        let prompt = prompt?;
+        let tokens = prompt.tokens(self.session.tokenizer());
+        Ok(PromptInput {
+            tokens: tokens.map_err(crate::llm::Error::from)?,
+            prompt,
+            images: Vec::new(),
+        })
+    }
+
+    #[cfg(feature = "vision")]
+    fn input_with_images(&mut self) -> Result<PromptInput> {
+        let cancel = self.session.context().options().cancel.clone();
+        let images = self.images.as_mut().ok_or(ConversationError::NoEncoder)?;
+        let (messages, marked) = images.marked(&self.messages, &cancel)?;
+        let prompt = self.rendered(&messages)?;
+        let images = self.images.as_ref().ok_or(ConversationError::NoEncoder)?;
+        let (tokens, images) = images.tokens(&prompt, &marked, self.session.tokenizer())?;
+        Ok(PromptInput {
+            prompt,
+            tokens,
+            images,
+        })
+    }
+
+    #[cfg(not(feature = "vision"))]
+    fn input_with_images(&mut self) -> Result<PromptInput> {
+        Err(ConversationError::NoEncoder)
+    }
+
+    fn rendered(&mut self, messages: &[Message]) -> Result<Prompt> {
         let has_tools = !self.tools.is_empty();
         let options = PromptOptions {
             tools: self.tools.list(),
@@ -415,9 +489,7 @@ impl Conversation {
                 shown: self.template.format(has_tools).shown_tokens(tokenizer),
             }
         });
-        Ok(self
-            .template
-            .prompt(&self.messages, &options, &words.guard)?)
+        Ok(self.template.prompt(messages, &options, &words.guard)?)
     }
 }
 

@@ -3,12 +3,10 @@
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::ids;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use samite_chat::Prompt;
-use samite_llm::{ImageTokens, PlacedImage};
+use samite_llm::{ImageTokens, PlacedImage, place_images};
 use samite_requests::Refusal;
-use samite_vision::{DecodeLimits, EncodedImage, SharedEncoder};
+use samite_vision::{DecodeLimits, EncodedImage, SharedEncoder, image_file, image_file_len};
 use std::sync::Arc;
 
 /// Text that stands for an image in the prompt of a native completion, as in llama-server.
@@ -62,30 +60,11 @@ impl PromptImages {
 
     /// Adds an image from a `data:` URL, or from base64 as in ollama. `place` is its field.
     pub fn add(&mut self, context: &RequestContext, place: &str, url: &str) -> Result<()> {
-        let wrong = |message: &str| ApiError::field(place, message);
         let Some(encoder) = &context.encoder else {
             return Err(ApiError::image(place));
         };
-        let encoded = match url.strip_prefix("data:") {
-            Some(data) => {
-                let (kind, encoded) = data.split_once(',').unwrap_or_default();
-                let is_image = kind.starts_with("image/") && kind.ends_with(";base64");
-                let encoded = is_image.then_some(encoded);
-                encoded.ok_or_else(|| {
-                    wrong("must be a URL such as data:image/png;base64,… of an image in base64")
-                })?
-            }
-            None if url.contains("://") => {
-                return Err(wrong(
-                    "URLs are not fetched: send the image itself, as data:image/png;base64,…",
-                ));
-            }
-            None => url,
-        };
-        let size = encoded.len() / 4 * 3 + 3;
-        let file_memory = context.account.hold(place, size)?;
-        let file = STANDARD.decode(encoded);
-        let file = file.map_err(|error| wrong(&format!("is no base64: {error}")))?;
+        let file_memory = context.account.hold(place, image_file_len(url.len()))?;
+        let file = image_file(url).map_err(|error| ApiError::field(place, error))?;
         let image = self.decoded(context, encoder, place, &file)?;
         drop(file_memory);
         self.images.push(Arc::new(image));
@@ -142,30 +121,13 @@ impl PromptImages {
                 context.tokens(field, length, || Ok(prompt.tokens(&context.tokenizer)?))?;
             return Ok(tokens.into());
         };
-        let mut images = Vec::with_capacity(self.images.len());
+        let mut images = Vec::new();
         let tokens = context.tokens(field, length, || {
             let around = encoder.spec().projector.delimiters();
             let parts = prompt.tokens_around_images(&context.tokenizer, &self.marker, around)?;
-            if parts.len() != self.images.len() + 1 {
-                return Err(ApiError::field(
-                    field,
-                    format!(
-                        "{} images are given, and the prompt has places for {}",
-                        self.images.len(),
-                        parts.len() - 1
-                    ),
-                ));
-            }
-            let mut parts = parts.into_iter();
-            let mut tokens = parts.next().unwrap_or_default();
-            for (image, after) in self.images.iter().zip(parts) {
-                images.push(PlacedImage {
-                    start: tokens.len(),
-                    image: Arc::clone(image),
-                });
-                tokens.extend(image.ids());
-                tokens.extend(after);
-            }
+            let placed = place_images(parts, &self.images);
+            let (tokens, placed) = placed.map_err(|error| ApiError::field(field, error))?;
+            images = placed;
             Ok(tokens)
         })?;
         Ok(PromptTokens { tokens, images })

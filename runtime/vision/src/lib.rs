@@ -30,6 +30,7 @@ mod resample;
 mod rgb;
 mod shared;
 mod spec;
+mod url;
 mod weights;
 
 pub use decode::{DEFAULT_MAX_PIXELS, DecodeLimits, EncodedImage};
@@ -40,3 +41,4 @@ pub use resample::Filter;
 pub use rgb::RgbImage;
 pub use shared::SharedEncoder;
 pub use spec::{ARCHITECTURE, ImageSize, Projector, VisionSpec};
+pub use url::{image_file, image_file_len, image_url};

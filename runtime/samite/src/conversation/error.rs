@@ -16,6 +16,14 @@ pub enum ConversationError {
     #[cfg(feature = "grammar")]
     #[error(transparent)]
     Grammar(#[from] crate::grammar::GrammarError),
+    /// An image of a message cannot be read.
+    #[error("{0}")]
+    Image(String),
+    /// A message has an image, and the conversation no image encoder.
+    #[error(
+        "a message has an image, and the conversation has no image encoder: set one with see_with"
+    )]
+    NoEncoder,
     /// The model called tools in this many consecutive rounds.
     #[error(
         "the model went on calling tools after {0} rounds: raise max_rounds, or look at what they answer"

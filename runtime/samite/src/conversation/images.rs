@@ -1,0 +1,133 @@
+//! Images in the messages of a conversation.
+
+use super::{ConversationError, Result};
+use crate::CancelToken;
+use crate::chat::{Content, ContentPart, Message, Prompt};
+use crate::llm::{ImageTokens, PlacedImage, image_marker, place_images};
+use crate::text::Tokenizer;
+use crate::vision::{DecodeLimits, EncodedImage, SharedEncoder, image_file};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The image encoder of a conversation, and the images of its messages.
+#[derive(Debug)]
+pub(super) struct ConversationImages {
+    encoder: SharedEncoder,
+    /// Images by the hash of their URL. Their rows are computed once.
+    known: BTreeMap<[u8; 32], Arc<ImageTokens>>,
+}
+
+/// Images of messages in order, and the text that stands for each of them.
+#[derive(Debug)]
+pub(super) struct MarkedImages {
+    images: Vec<Arc<ImageTokens>>,
+    marker: String,
+}
+
+/// Returns the URL of an image.
+fn url_of(part: &ContentPart) -> Option<&str> {
+    match part {
+        ContentPart::ImageUrl { image_url } => image_url.get("url").unwrap_or(image_url).as_str(),
+        _ => None,
+    }
+}
+
+impl ConversationImages {
+    pub fn new(encoder: SharedEncoder) -> Self {
+        ConversationImages {
+            encoder,
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// Decodes the images of messages, and returns the messages with a text in place of each image.
+    pub fn marked(
+        &mut self,
+        messages: &[Message],
+        cancel: &CancelToken,
+    ) -> Result<(Vec<Message>, MarkedImages)> {
+        let mut known = BTreeMap::new();
+        let mut images = Vec::new();
+        let contents = messages.iter().map(|message| &message.content);
+        for url in contents.filter_map(parts_of).flatten().filter_map(url_of) {
+            let hash: [u8; 32] = blake3::hash(url.as_bytes()).into();
+            let image = match known.get(&hash).or_else(|| self.known.get(&hash)) {
+                Some(image) => Arc::clone(image),
+                None => {
+                    let file = image_file(url)?;
+                    let image = EncodedImage::new(&file, &DecodeLimits::default())?.decode()?;
+                    Arc::new(self.encoder.tokens(image, cancel))
+                }
+            };
+            known.insert(hash, Arc::clone(&image));
+            images.push(image);
+        }
+        self.known = known;
+        let marker = image_marker(&images);
+        let mut messages = messages.to_vec();
+        for message in &mut messages {
+            if let Content::Parts(parts) = &mut message.content {
+                for part in parts.iter_mut().filter(|part| url_of(part).is_some()) {
+                    *part = ContentPart::text(&marker);
+                }
+            }
+        }
+        Ok((messages, MarkedImages { images, marker }))
+    }
+
+    /// Returns the tokens of a prompt with these images.
+    pub fn tokens(
+        &self,
+        prompt: &Prompt,
+        marked: &MarkedImages,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Vec<u32>, Vec<PlacedImage>)> {
+        let around = self.encoder.spec().projector.delimiters();
+        let parts = prompt.tokens_around_images(tokenizer, &marked.marker, around);
+        let parts = parts.map_err(crate::llm::Error::from)?;
+        Ok(place_images(parts, &marked.images)?)
+    }
+}
+
+fn parts_of(content: &Content) -> Option<&Vec<ContentPart>> {
+    match content {
+        Content::Parts(parts) => Some(parts),
+        _ => None,
+    }
+}
+
+impl super::Conversation {
+    /// Lets the model see the images of messages, by its image encoder.
+    ///
+    /// ```no_run
+    /// use samite::Conversation;
+    /// use samite::chat::{Content, ContentPart};
+    /// use samite::vision::{Encoder, EncoderOptions, SharedEncoder, image_url};
+    ///
+    /// let mut chat = Conversation::open("model.gguf")?;
+    /// let devices = chat.context().model().devices().iter().cloned().collect();
+    /// let encoder = Encoder::load("mmproj.gguf", &EncoderOptions::new(devices))?;
+    /// chat.see_with(SharedEncoder::new(encoder))?;
+    /// let photo = image_url(&std::fs::read("photo.jpeg")?);
+    /// let parts = vec![ContentPart::image(photo), ContentPart::text("What is this?")];
+    /// println!("{}", chat.ask(Content::Parts(parts))?);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If it is the encoder of another model.
+    pub fn see_with(&mut self, encoder: SharedEncoder) -> Result<()> {
+        encoder.check(self.session.context().model())?;
+        self.images = Some(ConversationImages::new(encoder));
+        Ok(())
+    }
+}
+
+impl From<crate::vision::Error> for ConversationError {
+    fn from(error: crate::vision::Error) -> Self {
+        match error {
+            crate::vision::Error::Core(error) => Self::Model(error.into()),
+            error => Self::Image(error.to_string()),
+        }
+    }
+}
