@@ -6,7 +6,7 @@ use samite::chat::Prompt;
 use samite::llm::{ContextOptions, ImageTokens, Model, PlacedImage, image_marker, place_images};
 use samite::vision::{
     DecodeLimits, EncodedImage, Encoder, EncoderOptions, EncoderPlan, Error as EncoderError,
-    RgbImage, SharedEncoder, VisionSpec, image_url,
+    ImagePieces, RgbImage, SharedEncoder, VisionSpec, image_url,
 };
 use samite::{CancelToken, Device};
 use std::io::Read;
@@ -56,7 +56,7 @@ pub struct ImageArgs {
 /// Images for a prompt.
 pub struct PromptImages {
     encoder: SharedEncoder,
-    images: Vec<Arc<ImageTokens>>,
+    images: Vec<ImagePieces>,
 }
 
 impl EncoderArgs {
@@ -139,12 +139,10 @@ impl ImageArgs {
         let Some(encoder) = encoder.map_err(CommandError::error)? else {
             return Ok(None);
         };
-        let images = images.into_iter();
-        let images = images.map(|image| Arc::new(encoder.tokens(image, cancel)));
-        Ok(Some(PromptImages {
-            images: images.collect(),
-            encoder,
-        }))
+        let pieces = images.iter().map(|image| encoder.pieces(image, cancel));
+        let images = pieces.collect::<Result<_, _>>();
+        let images = images.map_err(CommandError::error)?;
+        Ok(Some(PromptImages { images, encoder }))
     }
 }
 
@@ -191,8 +189,13 @@ impl PromptImages {
         fit(self.encoder.spec(), options);
     }
 
+    fn tiles(&self) -> Vec<Arc<ImageTokens>> {
+        let tiles = self.images.iter().flat_map(|image| &image.tiles);
+        tiles.cloned().collect()
+    }
+
     fn marker(&self) -> String {
-        image_marker(&self.images)
+        image_marker(&self.tiles())
     }
 
     /// Returns a text with a marker for each image.
@@ -212,15 +215,13 @@ impl PromptImages {
         model: &Model,
         prompt: &Prompt,
     ) -> CommandResult<(Vec<u32>, Vec<PlacedImage>)> {
-        let around = self.encoder.spec().projector.delimiters();
-        let parts = prompt.tokens_around_images(model.tokenizer()?, &self.marker(), around);
+        let texts: Vec<_> = self.images.iter().map(|image| &image.texts[..]).collect();
+        let parts = prompt.tokens_around_images(model.tokenizer()?, &self.marker(), &texts);
         let parts = parts.map_err(CommandError::error)?;
-        let count = parts.len() - 1;
-        place_images(parts, &self.images).map_err(|_| {
-            CommandError::error(format_args!(
-                "the chat template shows {count} images of {}: choose another one with --chat-template",
-                self.images.len()
-            ))
+        place_images(parts, &self.tiles()).map_err(|_| {
+            CommandError::error(
+                "the chat template does not show all images once: choose another one with --chat-template",
+            )
         })
     }
 }

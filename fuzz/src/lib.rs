@@ -53,9 +53,11 @@ pub fn image_encoder(bytes: &[u8]) {
         (1, 65_535),
         (65_535, 65_535),
     ] {
-        let grid = spec.grid(width, height);
-        let count = grid[0].saturating_mul(grid[1]);
-        assert!((1..=columns * rows).contains(&count), "{grid:?}");
+        for size in spec.tiles(width, height).sizes() {
+            let grid = spec.grid(size);
+            let count = grid[0].saturating_mul(grid[1]);
+            assert!((1..=columns * rows).contains(&count), "{grid:?}");
+        }
     }
 }
 

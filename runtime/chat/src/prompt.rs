@@ -126,8 +126,9 @@ impl Prompt {
         tokens_of(tokenizer, parts, tokenizer.adds_bos())
     }
 
-    /// Returns the tokens before, between and after images. In the text, `marker` stands for an
-    /// image. `around` are the texts before and after each image, whose special tokens are parsed.
+    /// Returns the tokens before, between and after the tiles of images. In the text, `marker`
+    /// stands for an image. `images` are the texts before, between and after the tiles of each
+    /// image, whose special tokens are parsed.
     ///
     /// # Errors
     /// Returns an error if the text is too long.
@@ -135,18 +136,23 @@ impl Prompt {
         &self,
         tokenizer: &Tokenizer,
         marker: &str,
-        around: [&str; 2],
+        images: &[&[String]],
     ) -> Result<Vec<Vec<u32>>, TokenizeError> {
         let mut parts: Vec<Vec<(&str, bool)>> = vec![Vec::new()];
-        let [before, after] = around.map(|text| (text, true));
+        // A marker without an image has no texts.
+        let unknown = [String::new(), String::new()];
+        let mut images = images.iter();
         for piece in &self.pieces {
             for (index, text) in piece.text.split(marker).enumerate() {
                 if index > 0 {
-                    parts
-                        .last_mut()
-                        .into_iter()
-                        .for_each(|part| part.push(before));
-                    parts.push(vec![after]);
+                    let texts = images.next().copied().unwrap_or(&unknown);
+                    for (place, text) in texts.iter().enumerate() {
+                        if place > 0 {
+                            parts.push(Vec::new());
+                        }
+                        let part = parts.last_mut();
+                        part.into_iter().for_each(|part| part.push((text, true)));
+                    }
                 }
                 let text = (text, piece.parse_special);
                 parts

@@ -459,8 +459,7 @@ impl Conversation {
         let images = self.images.as_mut().ok_or(ConversationError::NoEncoder)?;
         let (messages, marked) = images.marked(&self.messages, &cancel)?;
         let prompt = self.rendered(&messages)?;
-        let images = self.images.as_ref().ok_or(ConversationError::NoEncoder)?;
-        let (tokens, images) = images.tokens(&prompt, &marked, self.session.tokenizer())?;
+        let (tokens, images) = marked.tokens(&prompt, self.session.tokenizer())?;
         Ok(PromptInput {
             prompt,
             tokens,

@@ -6,7 +6,9 @@ use crate::ids;
 use samite_chat::Prompt;
 use samite_llm::{ImageTokens, PlacedImage, place_images};
 use samite_requests::Refusal;
-use samite_vision::{DecodeLimits, EncodedImage, SharedEncoder, image_file, image_file_len};
+use samite_vision::{
+    DecodeLimits, EncodedImage, ImagePieces, SharedEncoder, VisionSpec, image_file, image_file_len,
+};
 use std::sync::Arc;
 
 /// Text that stands for an image in the prompt of a native completion, as in llama-server.
@@ -31,7 +33,7 @@ impl From<Vec<u32>> for PromptTokens {
 /// Images of a prompt, in the order of their places in its text.
 #[derive(Debug)]
 pub struct PromptImages {
-    images: Vec<Arc<ImageTokens>>,
+    images: Vec<ImagePieces>,
     /// Text that stands for an image in the prompt.
     marker: String,
 }
@@ -67,7 +69,7 @@ impl PromptImages {
         let file = image_file(url).map_err(|error| ApiError::field(place, error))?;
         let image = self.decoded(context, encoder, place, &file)?;
         drop(file_memory);
-        self.images.push(Arc::new(image));
+        self.images.push(image);
         Ok(())
     }
 
@@ -77,35 +79,42 @@ impl PromptImages {
         encoder: &SharedEncoder,
         place: &str,
         file: &[u8],
-    ) -> Result<ImageTokens> {
+    ) -> Result<ImagePieces> {
         let wrong = |error: samite_vision::Error| ApiError::field(place, error);
+        let spec = encoder.spec();
         let header = EncodedImage::new(file, &DecodeLimits::default()).map_err(wrong)?;
         let [width, height] = header.size();
-        self.check_length(context, encoder.spec().grid(width, height))?;
+        self.check_length(context, n_tokens(spec, [width, height]))?;
         let bytes = usize::try_from(header.decoding_bytes()).unwrap_or(usize::MAX);
         let decoding = context.account.hold(place, bytes)?;
         let image = header.decode().map_err(wrong)?;
-        // The image stays until its rows are computed, and both until the answer is complete.
-        let pixels = image.pixels().len();
-        let grid = encoder.spec().grid(image.width(), image.height());
-        let row = size_of::<f32>() * encoder.spec().row_width();
-        let rows = (grid[0] * grid[1]).saturating_mul(row);
+        // The tiles stay until their rows are computed, and both until the answer is complete.
+        let size = [image.width(), image.height()];
+        let count = n_tokens(spec, size);
+        self.check_length(context, count)?;
+        let tiles = spec.tiles(size[0], size[1]).sizes();
+        let pixels = tiles.iter().map(|[width, height]| width * height * 3);
+        let rows = count.saturating_mul(size_of::<f32>() * spec.row_width());
+        let stays = pixels.sum::<usize>().saturating_add(rows);
+        context.account.charge(place, stays)?;
+        let pieces = encoder.pieces(&image, &context.cancel).map_err(wrong)?;
         drop(decoding);
-        context.account.charge(place, pixels.saturating_add(rows))?;
-        self.check_length(context, grid)?;
-        Ok(encoder.tokens(image, &context.cancel))
+        Ok(pieces)
     }
 
     /// Fails if the tokens of the images are more than fit, before another one is decoded.
-    fn check_length(&self, context: &RequestContext, [columns, rows]: [usize; 2]) -> Result<()> {
+    fn check_length(&self, context: &RequestContext, count: usize) -> Result<()> {
         let limit = context.handle()?.limits().context;
-        let own = self.images.iter().map(|image| image.len()).sum::<usize>();
-        let prompt = own + columns * rows;
+        let prompt = self.tiles().map(|tile| tile.len()).sum::<usize>() + count;
         if prompt >= limit {
             let context = limit;
             return Err(Refusal::TooLong { prompt, context }.into());
         }
         Ok(())
+    }
+
+    fn tiles(&self) -> impl Iterator<Item = &Arc<ImageTokens>> {
+        self.images.iter().flat_map(|image| &image.tiles)
     }
 
     /// Returns the tokens of a prompt that has the marker for each image. `field` is its field.
@@ -116,20 +125,29 @@ impl PromptImages {
         prompt: &Prompt,
     ) -> Result<PromptTokens> {
         let length = prompt.pieces.iter().map(|piece| piece.text.len()).sum();
-        let Some(encoder) = &context.encoder else {
+        if context.encoder.is_none() {
             let tokens =
                 context.tokens(field, length, || Ok(prompt.tokens(&context.tokenizer)?))?;
             return Ok(tokens.into());
-        };
+        }
         let mut images = Vec::new();
         let tokens = context.tokens(field, length, || {
-            let around = encoder.spec().projector.delimiters();
-            let parts = prompt.tokens_around_images(&context.tokenizer, &self.marker, around)?;
-            let placed = place_images(parts, &self.images);
+            let texts: Vec<_> = self.images.iter().map(|image| &image.texts[..]).collect();
+            let parts = prompt.tokens_around_images(&context.tokenizer, &self.marker, &texts)?;
+            let tiles: Vec<_> = self.tiles().cloned().collect();
+            let placed = place_images(parts, &tiles);
             let (tokens, placed) = placed.map_err(|error| ApiError::field(field, error))?;
             images = placed;
             Ok(tokens)
         })?;
         Ok(PromptTokens { tokens, images })
     }
+}
+
+/// Returns the number of tokens of an image of this size.
+fn n_tokens(spec: &VisionSpec, [width, height]: [usize; 2]) -> usize {
+    let tiles = spec.tiles(width, height).sizes().into_iter();
+    tiles
+        .map(|size| spec.grid(size).iter().product::<usize>())
+        .sum()
 }

@@ -3,9 +3,8 @@
 use crate::error::{Error, Result};
 use crate::graph::{self, VisionGraph};
 use crate::patches::PatchOrder;
-use crate::resample::Filter;
 use crate::rgb::RgbImage;
-use crate::spec::{Projector, VisionSpec};
+use crate::spec::VisionSpec;
 use crate::weights::EncoderWeights;
 use samite_core::{CancelToken, Device, Environment};
 use samite_gguf::{GgufFile, LoadMode, LoadOptions};
@@ -44,7 +43,7 @@ impl EncoderOptions {
     }
 }
 
-/// Rows of an image for a language model.
+/// Rows of a tile for a language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageEmbeddings {
     /// Rows of [`VisionSpec::row_width`] elements, from left to right and top to bottom.
@@ -172,9 +171,10 @@ impl Encoder {
         let side = self.spec.table_side;
         let table = self.weights.get("v.position_embd.weight");
         let rows = table.map(|table| table.layout().shape()[1]);
-        if rows.is_some_and(|rows| rows != side * side) {
+        let class = built.class_rows;
+        if rows.is_some_and(|rows| rows != side * side + class) {
             return Err(Error::model(format!(
-                "tensor \"v.position_embd.weight\" has {} rows, but clip.vision.image_size requires {side} x {side}",
+                "tensor \"v.position_embd.weight\" has {} rows, but clip.vision.image_size requires {side} x {side} and {class} for a class token",
                 rows.unwrap_or(0)
             )));
         }
@@ -212,18 +212,31 @@ impl Encoder {
         self.scheduler.set_threads(threads);
     }
 
-    /// Computes the rows of an image. The memory of the result is allocated anew.
+    /// Computes the rows of an image, for each of its [tiles](VisionSpec::tiles). The memory of the
+    /// result is allocated anew.
     ///
     /// # Errors
     /// Returns an error if a device fails, or if `cancel` stops it.
-    pub fn encode(&mut self, image: &RgbImage, cancel: &CancelToken) -> Result<ImageEmbeddings> {
-        let [width, height] = self.spec.resized(image.width(), image.height());
-        let filter = match self.spec.projector {
-            Projector::Gemma3 => Filter::Bilinear,
-            _ => Filter::Bicubic,
-        };
-        let resized = image.resized(width, height, filter)?;
-        let patches = [width, height].map(|extent| extent / self.spec.patch_size);
+    pub fn encode(
+        &mut self,
+        image: &RgbImage,
+        cancel: &CancelToken,
+    ) -> Result<Vec<ImageEmbeddings>> {
+        let plan = self.spec.tiles(image.width(), image.height());
+        let tiles = plan.cut(image)?;
+        tiles
+            .iter()
+            .map(|tile| self.encode_tile(tile, cancel))
+            .collect()
+    }
+
+    /// Computes the rows of a tile.
+    pub(crate) fn encode_tile(
+        &mut self,
+        tile: &RgbImage,
+        cancel: &CancelToken,
+    ) -> Result<ImageEmbeddings> {
+        let patches = [tile.width(), tile.height()].map(|extent| extent / self.spec.patch_size);
         let loaded = match self.loaded.take() {
             Some(loaded) if loaded.0.grid == patches => loaded,
             _ => {
@@ -236,7 +249,7 @@ impl Encoder {
             .load_with(&loaded.1.graph, Assignments::NONE, cancel)?;
         let (order, built) = self.loaded.insert(loaded);
         let scheduler = &mut self.scheduler;
-        let pixels = order.pixels(&self.spec, &resized);
+        let pixels = order.pixels(&self.spec, tile);
         scheduler.write(built.pixels, 0, bytemuck::cast_slice(&pixels))?;
         if let Some(input) = built.positions {
             scheduler.write(input, 0, bytemuck::cast_slice(&order.positions()))?;
@@ -248,8 +261,9 @@ impl Encoder {
                 scheduler.write(input, 0, bytemuck::cast_slice(&rows))?;
                 scheduler.write(shares, 0, bytemuck::cast_slice(&weights))?;
             } else {
-                let rows = order.patches.iter();
-                let rows: Vec<i32> = rows.map(|[x, y]| (y * side + x) as i32).collect();
+                let class = built.class_rows;
+                let rows = order.patches.iter().map(|[x, y]| class + y * side + x);
+                let rows: Vec<i32> = (0..class).chain(rows).map(|row| row as i32).collect();
                 scheduler.write(input, 0, bytemuck::cast_slice(&rows))?;
             }
         }

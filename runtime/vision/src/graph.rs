@@ -1,7 +1,10 @@
 //! Graph of an encoder: from patches to rows for the language model.
 
+mod projection;
+
 use crate::patches::PatchOrder;
-use crate::spec::{Norm, Projector, VisionSpec};
+use crate::projector::Projector;
+use crate::spec::{Norm, VisionSpec};
 use crate::weights::EncoderWeights;
 use samite_core::{DType, Error, Glu, Graph, Result, Rope, RopeMode, TensorId, Unary};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Base of the frequencies of rotations.
 const FREQ_BASE: f32 = 10_000.0;
 
-/// Epsilon of Gemma 3's norm before the matrix of its projector.
-const SOFT_NORM_EPS: f32 = 1e-6;
+/// Epsilon of the norms of queries and keys, whatever that of other norms is.
+const QK_NORM_EPS: f32 = 1e-6;
 
 /// Inputs and result of a graph.
 #[derive(Debug)]
@@ -24,16 +27,23 @@ pub(crate) struct VisionGraph {
     pub table_rows: Option<TensorId>,
     /// Weights of these rows: f32 `[1, 4 · patches]`.
     pub table_weights: Option<TensorId>,
+    /// Number of rows before those of the patches: the class token, if the encoder has one.
+    pub class_rows: usize,
     /// Rows for the language model, in the order of patches: f32 `[row width, rows]`.
     pub result: TensorId,
     /// Names of the weights that the graph uses.
     pub used: BTreeSet<String>,
 }
 
+/// Vector that precedes the patches.
+const CLASS_TOKEN: &str = "v.class_embd";
+
 struct VitBuilder<'a> {
     spec: &'a VisionSpec,
     weights: &'a EncoderWeights,
     order: &'a PatchOrder,
+    /// Number of rows: patches, and the class token.
+    rows: usize,
     graph: Graph,
     leaves: BTreeMap<String, TensorId>,
 }
@@ -47,53 +57,39 @@ pub(crate) fn build(
     weights: &EncoderWeights,
     order: &PatchOrder,
 ) -> Result<VisionGraph> {
+    let class_rows = usize::from(weights.get(CLASS_TOKEN).is_some());
+    let n = order.len();
     let mut builder = VitBuilder {
         spec,
         weights,
         order,
+        rows: n + class_rows,
         graph: Graph::new(),
         leaves: BTreeMap::new(),
     };
-    let n = order.len();
     let patch = 3 * spec.patch_size * spec.patch_size;
     let pixels = builder
         .graph
         .input("pixels", DType::F32, [patch, n, 1, 1])?;
     let mut x = builder.product(pixels, "v.patch_embd.weight")?;
-    if spec.projector != Projector::Gemma3 {
-        // An image is a video of two equal frames.
+    if spec.projector.reads_frames() {
         let y = builder.product(pixels, "v.patch_embd.weight.1")?;
         x = builder.graph.add(x, y)?;
     }
     x = builder.biased(x, "v.patch_embd.bias")?;
-    let (mut table_rows, mut table_weights) = (None, None);
-    if matches!(spec.projector, Projector::Gemma3 | Projector::Qwen3Vl) {
-        let table = builder.weight("v.position_embd.weight")?;
-        builder.check_width(table, spec.n_embd, "v.position_embd.weight")?;
-        let is_stretched = spec.projector == Projector::Qwen3Vl;
-        let count = if is_stretched { 4 * n } else { n };
-        let rows = builder
-            .graph
-            .input("table_rows", DType::I32, [count, 1, 1, 1])?;
-        let mut position_embeddings = builder.graph.get_rows(table, rows)?;
-        table_rows = Some(rows);
-        if is_stretched {
-            let weights_of_rows =
-                builder
-                    .graph
-                    .input("table_weights", DType::F32, [1, count, 1, 1])?;
-            table_weights = Some(weights_of_rows);
-            let scaled = builder.graph.mul(position_embeddings, weights_of_rows)?;
-            position_embeddings = builder.graph.rows(scaled, 0, n)?;
-            for corner in 1..4 {
-                let other = builder.graph.rows(scaled, corner * n, n)?;
-                position_embeddings = builder.graph.add(position_embeddings, other)?;
-            }
-        }
-        x = builder.graph.add(x, position_embeddings)?;
+    if class_rows > 0 {
+        let class = builder.vector(x, CLASS_TOKEN)?;
+        x = builder.graph.concat(class, x, 1)?;
     }
-    let rotates = spec.projector != Projector::Gemma3;
-    let positions = rotates
+    let (mut table_rows, mut table_weights) = (None, None);
+    if spec.projector.has_table() {
+        let (embeddings, inputs) = builder.position_embeddings()?;
+        (table_rows, table_weights) = inputs;
+        x = builder.graph.add(x, embeddings)?;
+    }
+    let positions = spec
+        .projector
+        .reads_frames()
         .then(|| {
             builder
                 .graph
@@ -107,6 +103,9 @@ pub(crate) fn build(
             extra.push(builder.deepstack(x, layer)?);
         }
     }
+    if class_rows > 0 {
+        x = builder.graph.rows(x, class_rows, n)?;
+    }
     let mut result = builder.projected(x)?;
     for rows in extra {
         result = builder.graph.concat(result, rows, 0)?;
@@ -117,13 +116,44 @@ pub(crate) fn build(
         positions,
         table_rows,
         table_weights,
+        class_rows,
         result,
         used: builder.leaves.into_keys().collect(),
         graph: builder.graph,
     })
 }
 
+/// Inputs of a table of positions: rows, and their weights.
+type TableInputs = (Option<TensorId>, Option<TensorId>);
+
 impl VitBuilder<'_> {
+    /// Returns the position embeddings of all rows, and the inputs that select them.
+    fn position_embeddings(&mut self) -> Result<(TensorId, TableInputs)> {
+        let name = "v.position_embd.weight";
+        let table = self.weight(name)?;
+        self.check_width(table, self.spec.n_embd, name)?;
+        let n = self.rows;
+        let is_stretched = self.spec.projector == Projector::Qwen3Vl;
+        let count = if is_stretched { 4 * n } else { n };
+        let rows = self
+            .graph
+            .input("table_rows", DType::I32, [count, 1, 1, 1])?;
+        let selected = self.graph.get_rows(table, rows)?;
+        if !is_stretched {
+            return Ok((selected, (Some(rows), None)));
+        }
+        let shares = self
+            .graph
+            .input("table_weights", DType::F32, [1, count, 1, 1])?;
+        let scaled = self.graph.mul(selected, shares)?;
+        let mut sum = self.graph.rows(scaled, 0, n)?;
+        for corner in 1..4 {
+            let other = self.graph.rows(scaled, corner * n, n)?;
+            sum = self.graph.add(sum, other)?;
+        }
+        Ok((sum, (Some(rows), Some(shares))))
+    }
+
     fn weight(&mut self, name: &str) -> Result<TensorId> {
         if let Some(&leaf) = self.leaves.get(name) {
             return Ok(leaf);
@@ -183,12 +213,19 @@ impl VitBuilder<'_> {
 
     /// Applies the norm called `name`, with its bias if there is one.
     fn norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        let has_bias = self.weights.get(&format!("{name}.bias")).is_some();
         let normal = match self.spec.norm {
-            Norm::Layer => self.graph.norm(x, self.spec.eps)?,
+            Norm::LayerIfBiased if !has_bias => self.graph.rms_norm(x, self.spec.eps)?,
+            Norm::Layer | Norm::LayerIfBiased => self.graph.norm(x, self.spec.eps)?,
             Norm::Rms => self.graph.rms_norm(x, self.spec.eps)?,
         };
+        self.scaled(normal, name)
+    }
+
+    /// Multiplies with the vector `name.weight`, and adds the vector `name.bias` if there is one.
+    fn scaled(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
         let scale = self.vector(x, &format!("{name}.weight"))?;
-        let scaled = self.graph.mul(normal, scale)?;
+        let scaled = self.graph.mul(x, scale)?;
         self.biased(scaled, &format!("{name}.bias"))
     }
 
@@ -201,6 +238,7 @@ impl VitBuilder<'_> {
         let prefix = format!("v.blk.{layer}");
         let normal = self.norm(x, &format!("{prefix}.ln1"))?;
         let attention = self.attention(normal, layer, positions)?;
+        let attention = self.layer_scaled(attention, &format!("{prefix}.ls1"))?;
         let x = self.graph.add(x, attention)?;
         self.graph.set_name(x, format!("ffn_inp-{layer}"));
         let normal = self.norm(x, &format!("{prefix}.ln2"))?;
@@ -221,9 +259,27 @@ impl VitBuilder<'_> {
             self.graph.unary(up, self.spec.activation)?
         };
         let down = self.linear(inner, &format!("{prefix}.ffn_down"))?;
+        let down = self.layer_scaled(down, &format!("{prefix}.ls2"))?;
         let y = self.graph.add(x, down)?;
         self.graph.set_name(y, format!("layer_out-{layer}"));
         Ok(y)
+    }
+
+    /// Multiplies with the vector `name.weight`, if there is one (LayerScale).
+    fn layer_scaled(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        if self.weights.get(&format!("{name}.weight")).is_none() {
+            return Ok(x);
+        }
+        self.scaled(x, name)
+    }
+
+    /// Applies the norm of queries or keys called `name`, if there is one, over all heads together.
+    fn qk_norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        if self.weights.get(&format!("{name}.weight")).is_none() {
+            return Ok(x);
+        }
+        let normal = self.graph.rms_norm(x, QK_NORM_EPS)?;
+        self.scaled(normal, name)
     }
 
     fn attention(
@@ -243,7 +299,7 @@ impl VitBuilder<'_> {
             self.check_width(all, 3 * width, &format!("{prefix}.attn_qkv.weight"))?;
             let row = self.graph.tensor(all).layout.strides()[1];
             let mut part = |index: usize| {
-                let shape = [width, self.order.len(), 1, 1];
+                let shape = [width, self.rows, 1, 1];
                 let bytes = index * width * size_of::<f32>();
                 let part = self.graph.view(all, shape, [row; 3], bytes)?;
                 self.graph.cont(part)
@@ -256,9 +312,11 @@ impl VitBuilder<'_> {
                 self.linear(x, &format!("{prefix}.attn_v"))?,
             ]
         };
+        let q = self.qk_norm(q, &format!("{prefix}.attn_q_norm"))?;
+        let k = self.qk_norm(k, &format!("{prefix}.attn_k_norm"))?;
         let heads = self.spec.n_head;
         let head = width / heads;
-        let shape = [head, heads, self.order.len(), 1];
+        let shape = [head, heads, self.rows, 1];
         let mut parts = [q, k, v];
         for (index, part) in parts.iter_mut().enumerate() {
             *part = self.graph.reshape(*part, shape)?;
@@ -272,7 +330,7 @@ impl VitBuilder<'_> {
         let windows = self.spec.windows;
         let windows = windows.filter(|windows| !is_full(windows.full_every));
         let attended = match windows {
-            None => self.attend(parts, 0, self.order.len(), 1)?,
+            None => self.attend(parts, 0, self.rows, 1)?,
             Some(_) => {
                 let mut all = None;
                 for run in &self.order.windows {
@@ -310,51 +368,5 @@ impl VitBuilder<'_> {
         let attended = self.graph.flash_attn(viewed, None, None, scale)?;
         self.graph
             .reshape(attended, [head * heads, patches * windows, 1, 1])
-    }
-
-    /// Puts the patches that become one row side by side.
-    fn merged(&mut self, x: TensorId) -> Result<TensorId> {
-        let count = self.spec.merge * self.spec.merge;
-        let shape = [self.spec.n_embd * count, self.order.len() / count, 1, 1];
-        self.graph.reshape(x, shape)
-    }
-
-    /// Applies two layers with the exact GELU, which Qwen's projectors use.
-    fn mlp(&mut self, x: TensorId, [first, second]: [&str; 2]) -> Result<TensorId> {
-        let inner = self.linear(x, first)?;
-        let inner = self.graph.unary(inner, Unary::GeluErf)?;
-        self.linear(inner, second)
-    }
-
-    /// Returns the rows for a layer of the language model.
-    fn deepstack(&mut self, x: TensorId, layer: usize) -> Result<TensorId> {
-        let prefix = format!("v.deepstack.{layer}");
-        let x = self.merged(x)?;
-        let x = self.norm(x, &format!("{prefix}.norm"))?;
-        self.mlp(x, [&format!("{prefix}.fc1"), &format!("{prefix}.fc2")])
-    }
-
-    fn projected(&mut self, x: TensorId) -> Result<TensorId> {
-        let x = self.norm(x, "v.post_ln")?;
-        match self.spec.projector {
-            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => {
-                let x = self.merged(x)?;
-                self.mlp(x, ["mm.0", "mm.2"])
-            }
-            Projector::Gemma3 => {
-                // The mean of the patches of a row: they are side by side.
-                let count = self.spec.merge * self.spec.merge;
-                let rows = self.order.len() / count;
-                let x = self.graph.reshape(x, [self.spec.n_embd, count, rows, 1])?;
-                let x = self.graph.permute(x, [1, 0, 2, 3])?;
-                let x = self.graph.cont(x)?;
-                let x = self.graph.mean(x)?;
-                let x = self.graph.reshape(x, [self.spec.n_embd, rows, 1, 1])?;
-                let x = self.graph.rms_norm(x, SOFT_NORM_EPS)?;
-                let scale = self.vector(x, "mm.soft_emb_norm.weight")?;
-                let x = self.graph.mul(x, scale)?;
-                self.product(x, "mm.input_projection.weight")
-            }
-        }
     }
 }

@@ -48,6 +48,27 @@ impl RgbImage {
         &self.pixels
     }
 
+    /// Returns a rectangle of the image, which begins at column and row `corner`.
+    ///
+    /// # Errors
+    /// Returns [`Error::Image`] if the rectangle is empty or not within the image.
+    pub(crate) fn cropped(
+        &self,
+        [left, top]: [usize; 2],
+        [width, height]: [usize; 2],
+    ) -> Result<RgbImage> {
+        if left.saturating_add(width) > self.width || top.saturating_add(height) > self.height {
+            return Err(Error::image(format!(
+                "{width} x {height} pixels at {left}, {top} are not within an image of {} x {}",
+                self.width, self.height
+            )));
+        }
+        let rows = self.pixels.chunks_exact(3 * self.width);
+        let rows = rows.skip(top).take(height);
+        let pixels = rows.flat_map(|row| &row[3 * left..][..3 * width]);
+        RgbImage::new(width, height, pixels.copied().collect())
+    }
+
     /// Returns the hash of the size and of all pixels.
     pub fn hash(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();

@@ -8,6 +8,15 @@ use samite_core::CancelToken;
 use samite_llm::{ImageTokens, Model};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// An image in a prompt: its tiles, with texts before, between and after them.
+#[derive(Debug)]
+pub struct ImagePieces {
+    /// Texts around the tiles, one more than tiles. They can be empty, and have special tokens.
+    pub texts: Vec<String>,
+    /// Tiles. An image that the encoder does not divide is one tile.
+    pub tiles: Vec<Arc<ImageTokens>>,
+}
+
 /// An encoder that encodes images when a language model needs their rows.
 #[derive(Clone, Debug)]
 pub struct SharedEncoder {
@@ -55,24 +64,44 @@ impl SharedEncoder {
         Ok(())
     }
 
-    /// Returns the tokens of an image. It is encoded when its rows are first needed, which `cancel`
-    /// can stop.
-    pub fn tokens(&self, image: RgbImage, cancel: &CancelToken) -> ImageTokens {
-        let grid = self.spec.grid(image.width(), image.height());
-        // Rows depend on the encoder and on the size to which it resizes the image.
+    /// Returns the tokens of an image. A tile is encoded when its rows are first needed, which
+    /// `cancel` can stop.
+    ///
+    /// # Errors
+    /// Returns [`Error::Image`] if the image is too large.
+    pub fn pieces(&self, image: &RgbImage, cancel: &CancelToken) -> Result<ImagePieces> {
+        let plan = self.spec.tiles(image.width(), image.height());
+        let tiles = plan.cut(image)?;
+        // Rows depend on the encoder, on the sizes to which it resizes the image, and on the tile's
+        // place.
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.fingerprint);
         hasher.update(&image.hash());
-        for extent in grid {
+        let sizes = [plan.grid()].into_iter().chain(plan.sizes());
+        for extent in sizes.flatten() {
             hasher.update(&(extent as u64).to_le_bytes());
         }
+        let tiles = tiles.into_iter().enumerate().map(|(place, tile)| {
+            let mut hasher = hasher.clone();
+            hasher.update(&(place as u64).to_le_bytes());
+            Arc::new(self.tokens(tile, hasher.finalize().into(), cancel))
+        });
+        Ok(ImagePieces {
+            texts: self.spec.projector.texts(plan.grid()),
+            tiles: tiles.collect(),
+        })
+    }
+
+    /// Returns the tokens of a tile with this hash.
+    fn tokens(&self, tile: RgbImage, hash: [u8; 32], cancel: &CancelToken) -> ImageTokens {
+        let grid = self.spec.grid([tile.width(), tile.height()]);
         let (encoder, cancel) = (Arc::clone(&self.encoder), cancel.clone());
         let encode = move || {
             let mut encoder = encoder.lock().unwrap_or_else(PoisonError::into_inner);
-            let rows = encoder.encode(&image, &cancel);
+            let rows = encoder.encode_tile(&tile, &cancel);
             rows.map(|rows| rows.values).map_err(for_model)
         };
-        let mut tokens = ImageTokens::new(hasher.finalize().into(), grid, encode);
+        let mut tokens = ImageTokens::new(hash, grid, encode);
         if !self.spec.projector.has_grid_positions() {
             tokens = tokens.on_one_axis();
         }

@@ -1,93 +1,25 @@
 //! Description of an image encoder: hyperparameters, from a file's metadata.
 
 use crate::error::{Error, Result};
-use crate::resample::MAX_EXTENT;
+use crate::keys::Keys;
+use crate::projector::Projector;
+use crate::sizes::{ImageSize, dynamic_size};
+use crate::tiles::{TilePlan, Tiling};
 use samite_core::Unary;
 use samite_gguf::Metadata;
-use std::ops::RangeInclusive;
 
 /// Architecture name of mmproj files.
 pub const ARCHITECTURE: &str = "clip";
 
-/// Projector: turns the result of the vision transformer into rows for the language model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Projector {
-    /// Qwen2-VL: 2 x 2 patches become one row of a two-layer network.
-    Qwen2Vl,
-    /// Qwen2.5-VL: as Qwen2-VL; most layers attend within windows.
-    Qwen25Vl,
-    /// Qwen3-VL and Qwen3.5: as Qwen2-VL, with rows for the first layers of the language model
-    /// (DeepStack).
-    Qwen3Vl,
-    /// Gemma 3: means of 4 x 4 patches, a norm, and a matrix.
-    Gemma3,
-}
-
-impl Projector {
-    const ALL: [(Projector, &str); 4] = [
-        (Projector::Qwen2Vl, "qwen2vl_merger"),
-        (Projector::Qwen25Vl, "qwen2.5vl_merger"),
-        (Projector::Qwen3Vl, "qwen3vl_merger"),
-        (Projector::Gemma3, "gemma3"),
-    ];
-
-    /// Returns the name in files.
-    pub fn name(self) -> &'static str {
-        let known = Self::ALL.iter().find(|(projector, _)| *projector == self);
-        known.map_or("", |(_, name)| name)
-    }
-
-    fn from_name(name: &str) -> Result<Self> {
-        let known = Self::ALL.iter().find(|(_, known)| *known == name);
-        known.map(|(projector, _)| *projector).ok_or_else(|| {
-            let names: Vec<_> = Self::ALL.iter().map(|(_, name)| *name).collect();
-            let names = names.join(", ");
-            let message = format!("projector {name:?} is not supported; supported are {names}");
-            Error::Unsupported(message.into())
-        })
-    }
-
-    /// Returns the texts that a prompt has before and after an image's rows.
-    pub fn delimiters(self) -> [&'static str; 2] {
-        match self {
-            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => {
-                ["<|vision_start|>", "<|vision_end|>"]
-            }
-            Projector::Gemma3 => ["<start_of_image>", "<end_of_image>"],
-        }
-    }
-
-    /// Returns whether the rows have positions of a grid in the language model (M-RoPE).
-    pub fn has_grid_positions(self) -> bool {
-        !matches!(self, Projector::Gemma3)
-    }
-
-    /// Returns whether the tokens of an image attend to each other in both directions in the
-    /// language model.
-    pub fn is_bidirectional(self) -> bool {
-        matches!(self, Projector::Gemma3)
-    }
-}
-
-/// Size to which images are resized.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ImageSize {
-    /// This width and height.
-    Fixed(usize),
-    /// The image's own aspect ratio, in multiples of `unit`, with a number of pixels in `pixels`.
-    Dynamic {
-        /// Width and height of the patches that become one row.
-        unit: usize,
-        /// Number of pixels.
-        pixels: RangeInclusive<usize>,
-    },
-}
-
 /// Norm of the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Norm {
+    /// LayerNorm.
     Layer,
+    /// RMSNorm.
     Rms,
+    /// LayerNorm with a bias, RMSNorm without one: files do not tell it in another way.
+    LayerIfBiased,
 }
 
 /// Windows of attention.
@@ -117,8 +49,10 @@ pub struct VisionSpec {
     pub patch_size: usize,
     /// Width and height of the patches that become one row.
     pub merge: usize,
-    /// Size to which images are resized.
+    /// Size to which images are resized, or that of a tile.
     pub image_size: ImageSize,
+    /// Method of dividing images into tiles. `None` for encoders that encode images as a whole.
+    pub tiling: Option<Tiling>,
     /// Layers whose results go to the first layers of the language model.
     pub deepstack: Vec<usize>,
     pub(crate) eps: f32,
@@ -130,18 +64,6 @@ pub struct VisionSpec {
     pub(crate) mean: [f32; 3],
     pub(crate) std: [f32; 3],
 }
-
-/// Default bounds of the number of rows that an image becomes, for dynamic sizes.
-const DEFAULT_TOKENS: RangeInclusive<usize> = 8..=4096;
-
-/// Maximum value of a hyperparameter. Products of four fit into `usize`.
-const MAX_VALUE: u32 = 1 << 16;
-
-/// Maximum number of pixels to which an image is resized.
-const MAX_PIXELS: usize = 64 << 20;
-
-/// Maximum width and height of images with a fixed size.
-const MAX_SIDE: usize = 8192;
 
 /// Maximum number of patches of an image.
 const MAX_PATCHES: usize = 1 << 18;
@@ -187,45 +109,11 @@ impl VisionSpec {
             )));
         }
         let patch_size = keys.count("patch_size")?;
-        let default_merge = match projector {
-            Projector::Gemma3 => 4,
-            _ => 2,
-        };
-        let merge = match projector {
-            Projector::Gemma3 => keys.optional_count("projector.scale_factor")?,
-            _ => keys.optional_count("spatial_merge_size")?,
-        };
-        let merge = merge.unwrap_or(default_merge);
+        let merge = keys.merge(projector)?;
         let side = keys.count("image_size")?;
         let unit = patch_size * merge;
-        let image_size = match projector {
-            Projector::Gemma3 if side.is_multiple_of(unit) && side <= MAX_SIDE => {
-                ImageSize::Fixed(side)
-            }
-            Projector::Gemma3 => {
-                return Err(Error::model(format!(
-                    "clip.vision.image_size is {side}, must be a multiple of {merge} patches of {patch_size}, at most {MAX_SIDE}"
-                )));
-            }
-            _ => {
-                let [least, most] = tokens;
-                let most = most.unwrap_or(*DEFAULT_TOKENS.end());
-                let least = least.unwrap_or(most.min(*DEFAULT_TOKENS.start()));
-                if least > most || least == 0 || most > MAX_VALUE as usize {
-                    return Err(Error::model(format!(
-                        "an image cannot become from {least} to {most} tokens: from 1 to {MAX_VALUE}, in order"
-                    )));
-                }
-                let most_pixels = most.saturating_mul(unit).saturating_mul(unit);
-                if most_pixels > MAX_PIXELS {
-                    return Err(Error::model(format!(
-                        "{most} tokens of {unit} x {unit} pixels are over {MAX_PIXELS} pixels for an image: choose a lower --image-max-tokens"
-                    )));
-                }
-                let pixels = least * unit * unit..=most_pixels;
-                ImageSize::Dynamic { unit, pixels }
-            }
-        };
+        let image_size = keys.image_size(projector, tokens, [side, merge, patch_size])?;
+        let tiling = keys.tiling(projector, side)?;
         let windows = match projector {
             Projector::Qwen25Vl => {
                 let size = keys.optional_count("window_size")?.unwrap_or(112);
@@ -272,13 +160,15 @@ impl VisionSpec {
             patch_size,
             merge,
             image_size,
+            tiling,
             deepstack,
             eps: keys.epsilon()?,
             norm: match projector {
                 Projector::Qwen25Vl => Norm::Rms,
+                Projector::InternVl => Norm::LayerIfBiased,
                 _ => Norm::Layer,
             },
-            activation: keys.activation()?,
+            activation: keys.activation(projector)?,
             table_side: (side / patch_size).max(1),
             windows,
             mean: keys.channels("image_mean")?,
@@ -286,25 +176,27 @@ impl VisionSpec {
         })
     }
 
-    /// Returns the size to which an image of `width` x `height` pixels is resized.
-    pub fn resized(&self, width: usize, height: usize) -> [usize; 2] {
-        match &self.image_size {
-            ImageSize::Fixed(side) => [*side; 2],
-            ImageSize::Dynamic { unit, pixels } => dynamic_size([width, height], *unit, pixels),
+    /// Returns the tiles of an image of `width` x `height` pixels.
+    pub fn tiles(&self, width: usize, height: usize) -> TilePlan {
+        let (size, filter) = ([width, height], self.projector.filter());
+        match (&self.image_size, &self.tiling) {
+            (ImageSize::Fixed(side), Some(tiling)) => TilePlan::new(tiling, size, *side, filter),
+            (ImageSize::Fixed(side), None) => TilePlan::whole([*side; 2], filter),
+            (ImageSize::Dynamic { unit, pixels }, _) => {
+                TilePlan::whole(dynamic_size(size, *unit, pixels), filter)
+            }
         }
     }
 
-    /// Returns the numbers of columns and rows of tokens that an image of `width` x `height` pixels
-    /// becomes.
-    pub fn grid(&self, width: usize, height: usize) -> [usize; 2] {
-        let unit = self.patch_size * self.merge;
-        self.resized(width, height).map(|extent| extent / unit)
+    /// Returns the numbers of columns and rows of tokens of a tile of `size` pixels.
+    pub fn grid(&self, size: [usize; 2]) -> [usize; 2] {
+        size.map(|extent| extent / (self.patch_size * self.merge))
     }
 
-    /// Returns the largest grid that [`grid`](Self::grid) returns.
+    /// Returns the largest grid of a tile.
     pub fn largest_grid(&self) -> [usize; 2] {
         match &self.image_size {
-            ImageSize::Fixed(side) => self.grid(*side, *side),
+            ImageSize::Fixed(side) => self.grid([*side; 2]),
             ImageSize::Dynamic { unit, pixels } => [pixels.end() / (unit * unit), 1],
         }
     }
@@ -340,131 +232,9 @@ impl VisionSpec {
     }
 }
 
-/// Returns the size nearest to `size`, in multiples of `unit`, with a number of pixels in `pixels`:
-/// `smart_resize` of Hugging Face's processors.
-fn dynamic_size(size: [usize; 2], unit: usize, pixels: &RangeInclusive<usize>) -> [usize; 2] {
-    let real = size.map(|extent| extent as f64);
-    let area = real[0] * real[1];
-    let unit_size = unit as f64;
-    let multiple = |count: f64| (count as usize).max(1) * unit;
-    let near = real.map(|extent| multiple((extent / unit_size).round_ties_even()));
-    let near_area = near[0].saturating_mul(near[1]);
-    let [least, most] = [*pixels.start(), *pixels.end()];
-    let sized = if near_area > most {
-        let shrink = (area / most as f64).sqrt();
-        real.map(|extent| multiple((extent / shrink / unit_size).floor()))
-    } else if near_area < least {
-        let grow = (least as f64 / area).sqrt();
-        real.map(|extent| multiple((extent * grow / unit_size).ceil()))
-    } else {
-        near
-    };
-    // A side of one unit does not shrink further, so the other one must.
-    let limit = |extent: usize, other: usize| {
-        let extent = extent.min((most / other / unit).max(1) * unit);
-        extent.min(MAX_EXTENT / unit * unit)
-    };
-    [limit(sized[0], sized[1]), limit(sized[1], sized[0])]
-}
-
-/// Keys of the image encoder.
-struct Keys<'a>(&'a Metadata);
-
-impl Keys<'_> {
-    fn optional_count(&self, name: &str) -> Result<Option<usize>> {
-        let key = format!("clip.vision.{name}");
-        match self.0.get::<u32>(&key)? {
-            Some(count) if !(1..=MAX_VALUE).contains(&count) => Err(Error::model(format!(
-                "{key} is {count}, must be from 1 to {MAX_VALUE}"
-            ))),
-            count => Ok(count.map(|count| count as usize)),
-        }
-    }
-
-    fn count(&self, name: &str) -> Result<usize> {
-        // The error of a missing key is that of the metadata.
-        let key = format!("clip.vision.{name}");
-        self.0.require::<u32>(&key)?;
-        Ok(self.optional_count(name)?.unwrap_or(1))
-    }
-
-    fn channels(&self, name: &str) -> Result<[f32; 3]> {
-        let key = format!("clip.vision.{name}");
-        let values = self.0.require::<&[f32]>(&key)?;
-        let values = <[f32; 3]>::try_from(values);
-        let values = values.ok().filter(|values| {
-            let is_scale = name == "image_std";
-            let is_valid = |value: &f32| value.is_normal() || *value == 0.0 && !is_scale;
-            values.iter().all(is_valid)
-        });
-        values.ok_or_else(|| {
-            Error::model(format!(
-                "{key} must have a finite number for each of three channels, and a deviation must not be 0"
-            ))
-        })
-    }
-
-    fn epsilon(&self) -> Result<f32> {
-        const KEY: &str = "clip.vision.attention.layer_norm_epsilon";
-        let eps = self.0.require::<f32>(KEY)?;
-        if eps > 0.0 && eps < 1.0 {
-            Ok(eps)
-        } else {
-            Err(Error::model(format!(
-                "{KEY} is {eps}, must be between 0 and 1"
-            )))
-        }
-    }
-
-    fn activation(&self) -> Result<Unary> {
-        let has = |key: &str| self.0.get_or(key, false);
-        match (has("clip.use_gelu")?, has("clip.use_silu")?) {
-            (true, true) => Err(Error::model("clip.use_gelu and clip.use_silu are both set")),
-            (true, false) => Ok(Unary::Gelu),
-            (false, true) => Ok(Unary::Silu),
-            (false, false) => Ok(Unary::GeluQuick),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_those_of_the_processor() {
-        // Of transformers' Qwen2VLImageProcessor with these bounds.
-        let pixels = 56 * 56..=28 * 28 * 1280;
-        for (size, expected) in [
-            ([640, 480], [644, 476]),
-            ([28, 28], [56, 56]),
-            ([1, 1], [56, 56]),
-            ([4000, 3000], [1148, 840]),
-            ([42, 70], [56, 56]),
-            ([98, 126], [112, 112]),
-        ] {
-            assert_eq!(dynamic_size(size, 28, &pixels), expected, "{size:?}");
-        }
-    }
-
-    #[test]
-    fn no_size_exceeds_the_maximum() {
-        let pixels = 28 * 28 * 8..=28 * 28 * 100;
-        for size in [
-            [20_000, 1],
-            [1, 20_000],
-            [1, 1],
-            [3000, 2],
-            [65_535, 65_535],
-        ] {
-            let [width, height] = dynamic_size(size, 28, &pixels);
-            assert!(width >= 28 && height >= 28 && width % 28 == 0 && height % 28 == 0);
-            assert!(
-                width * height <= *pixels.end(),
-                "{size:?}: {width} x {height}"
-            );
-        }
-    }
 
     fn metadata(changes: &[(&str, samite_gguf::Value)]) -> Metadata {
         let mut metadata = Metadata::new();
@@ -565,6 +335,28 @@ mod tests {
                 error.unwrap_err().to_string().contains("tokens"),
                 "{tokens:?}"
             );
+        }
+        for (projector, key, value, named) in [
+            ("idefics3", "preproc_image_size", 8193u32, "preproc_image"),
+            (
+                "idefics3",
+                "preproc_image_size",
+                56 * 64 + 1,
+                "preproc_image",
+            ),
+            ("idefics3", "image_size", 57, "image_size"),
+            ("internvl", "preproc_max_tiles", 65, "max_tiles"),
+            ("internvl", "preproc_min_tiles", 13, "min_tiles"),
+            ("internvl", "image_size", 2408, "2408"),
+            ("internvl", "projector.scale_factor", 3, "image_size"),
+        ] {
+            let changes = [
+                ("clip.projector_type", projector.into()),
+                (&*vision(key), value.into()),
+            ];
+            let error = VisionSpec::from_metadata(&metadata(&changes), [None, None]);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(named), "{key}: {error}");
         }
         let fixed = [
             ("clip.projector_type", "gemma3".into()),

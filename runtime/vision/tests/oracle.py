@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import types
 
 import numpy
 import PIL
@@ -40,6 +41,9 @@ TEXT = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 512,
 }
+# The text model of encoders that do not need the larger one.
+SMALL = TEXT | {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 16}
+HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 TOKENS = {"image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63}
 NORMAL = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 
@@ -75,11 +79,42 @@ def gemma3():
     return transformers.Gemma3ForConditionalGeneration(config), preprocessing
 
 
+def idefics3():
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision |= {"image_size": 16, "patch_size": PATCH}
+    text = SMALL | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    config = transformers.Idefics3Config(text_config=text, vision_config=vision, image_token_id=60, scale_factor=2)
+    return transformers.Idefics3ForConditionalGeneration(config), HALF | {"size": {"longest_edge": 48}}
+
+
+def internvl():
+    config = transformers.InternVLConfig(text_config=SMALL | {"model_type": "qwen2"}, vision_config=internvit(attention_bias=True), image_token_id=60)
+    return transformers.InternVLForConditionalGeneration(config), NORMAL
+
+
+def internvl6b():
+    """The larger vision transformer: RMS norms, also of queries and keys, and no biases of them."""
+    vision = internvit(norm_type="rms_norm", use_qk_norm=True)
+    config = transformers.InternVLConfig(text_config=SMALL | {"model_type": "qwen2"}, vision_config=vision, image_token_id=60)
+    return transformers.InternVLForConditionalGeneration(config), NORMAL
+
+
+def internvit(**options):
+    # The converter has names for a projector's three layers only if there are four of these.
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2}
+    return vision | {"image_size": 16, "patch_size": PATCH} | options
+
+
 def rope():
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}}
 
 
-MODELS = {"qwen2vl": qwen2vl, "qwen25vl": qwen25vl, "qwen3vl": qwen3vl, "gemma3": gemma3}
+MODELS = {"qwen2vl": qwen2vl, "qwen25vl": qwen25vl, "qwen3vl": qwen3vl, "gemma3": gemma3, "idefics3": idefics3}
+MODELS |= {"internvl": internvl, "internvl6b": internvl6b}
+# Variants of an encoder, whose rows are compared, but not the logits after them.
+WITHOUT_TEXT = ["internvl6b"]
+# Sizes of the images of encoders that divide them into tiles.
+TILED = {"idefics3": [(24, 8), (10, 30), (40, 24)], "internvl": [(15, 30), (40, 24)], "internvl6b": [(16, 16)]}
 
 
 def image_of(width, height):
@@ -104,7 +139,42 @@ def merged_patches(pixels, merge=2):
     return frames.reshape(rows * columns, -1), torch.tensor([[1, rows, columns]])
 
 
+def tiles_of(name, image, settings):
+    """The tiles of an image, and the texts around them."""
+    # Without normalization, tiles stay bytes.
+    settings = settings | {"do_rescale": False, "do_normalize": False}
+    if name.startswith("internvl"):
+        tiles = transformers.GotOcr2ImageProcessorPil(**settings, crop_to_patches=True)(image)["pixel_values"]
+        texts = ["<img>"] + [""] * (len(tiles) - 1) + ["</img>"]
+    else:
+        raw = transformers.Idefics3ImageProcessorPil(**settings, do_pad=False, return_row_col_info=True)(image)
+        tiles = raw["pixel_values"][0]
+        self = types.SimpleNamespace(fake_image_token="<fake_token_around_image>", global_image_tag="<global-img>")
+        self.image_token, self.image_seq_len = "<image>", 1
+        texts = transformers.Idefics3Processor.replace_image_token(self, raw, 0).split("<image>")
+    return [Image.fromarray(numpy.asarray(tile).transpose(1, 2, 0)) for tile in tiles], texts
+
+
+def settings_of(name, side, longest, tiles):
+    """Settings of a processor, and the keys of a file that stand for them."""
+    if name.startswith("internvl"):
+        settings = {"size": {"height": side, "width": side}, "min_patches": tiles[0], "max_patches": tiles[1]}
+        return settings, {"preproc_min_tiles": tiles[0], "preproc_max_tiles": tiles[1]}
+    settings = {"max_image_size": {"longest_edge": side}, "size": {"longest_edge": longest}}
+    return settings, {"preproc_image_size": longest}
+
+
+def normal_tiles(name, image, preprocessing):
+    settings, _ = settings_of(name, 16, 48, (1, 12))
+    tiles, _ = tiles_of(name, image, settings)
+    return torch.stack([normal(tile, preprocessing) for tile in tiles])
+
+
 def rows_of(model, name, image, preprocessing):
+    if name in TILED:
+        tiles = normal_tiles(name, image, preprocessing)
+        tiles = tiles[None] if name == "idefics3" else tiles
+        return torch.cat(list(model.model.get_image_features(tiles).pooler_output))
     pixels = normal(image, preprocessing)
     if name == "gemma3":
         features = model.model.get_image_features(pixels[None])
@@ -120,6 +190,8 @@ def rows_of(model, name, image, preprocessing):
 def logits_of(model, name):
     """The logits of a text with two images: the first one between tokens, the second one at the end."""
     preprocessing = MODELS[name]()[1]
+    if name in TILED:
+        return tiled_logits_of(model, name, preprocessing)
     sizes = [(32, 32)] * 2 if name == "gemma3" else [SIZES[0], SIZES[1]]
     images = [normal(image_of(width, height), preprocessing) for width, height in sizes]
     counts = [4, 4] if name == "gemma3" else [width * height // (2 * PATCH) ** 2 for width, height in sizes]
@@ -131,6 +203,25 @@ def logits_of(model, name):
     else:
         patches, grids = zip(*[merged_patches(image) for image in images])
         logits = model(input_ids=tokens, pixel_values=torch.cat(patches), image_grid_thw=torch.cat(grids), mm_token_type_ids=types).logits
+    return text_of(sizes, ids, logits)
+
+
+def tiled_logits_of(model, name, preprocessing):
+    """The logits of a text with two images in tiles, with tokens between them."""
+    sizes = TILED[name][:2]
+    images = [normal_tiles(name, image_of(width, height), preprocessing) for width, height in sizes]
+    ids = [3, 7]
+    pixels = torch.cat(images)
+    for index, tiles in enumerate(images):
+        if name == "idefics3":
+            ids += [token for at in range(len(tiles)) for token in [21, 22 + at, *[60] * 4]] + [21 + index, 9]
+        else:
+            ids += [21, *[60] * 4 * len(tiles), 22, 9]
+    logits = model(input_ids=torch.tensor([ids]), pixel_values=pixels[None] if name == "idefics3" else pixels).logits
+    return text_of(sizes, ids, logits)
+
+
+def text_of(sizes, ids, logits):
     # -1 stands for a token of an image.
     ids = [-1 if token == 60 else token for token in ids]
     return {"sizes": sizes, "tokens": ids, "logits": [round(value, 7) for value in logits.ravel().tolist()]}
@@ -153,7 +244,7 @@ def converted(converter, folder, target, *flags):
 
 
 def sizes_of(name):
-    return {"gemma3": [(32, 32)], "qwen25vl": [*SIZES, WINDOWED]}.get(name, SIZES)
+    return ({"gemma3": [(32, 32)], "qwen25vl": [*SIZES, WINDOWED]} | TILED).get(name, SIZES)
 
 
 def fixture(name, converter):
@@ -170,26 +261,39 @@ def fixture(name, converter):
             rows = rows_of(model, name, image_of(width, height), preprocessing)
             values = [float(numpy.float32(value)) for value in rows.ravel().tolist()]
             cases.append({"width": width, "height": height, "rows": [round(value, 9) for value in values]})
-        text = logits_of(model, name)
+        text = None if name in WITHOUT_TEXT else logits_of(model, name)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        rename(pathlib.Path(folder) / "model.safetensors")
+        if name.startswith("internvl"):
+            rename(pathlib.Path(folder) / "model.safetensors", r"^(?=vision_tower|multi_modal)", "model.")
+            name_parts(pathlib.Path(folder) / "config.json", text="Qwen2ForCausalLM", vision="InternVisionModel")
+        else:
+            old = r"^(model\.)?vision_tower\.(?!vision_model)"
+            rename(pathlib.Path(folder) / "model.safetensors", old, "vision_tower.vision_model.")
         (pathlib.Path(folder) / "preprocessor_config.json").write_text(json.dumps(preprocessing))
         vocabulary = {"model": {"vocab": {str(token): token for token in range(64)}}, "added_tokens": []}
         (pathlib.Path(folder) / "tokenizer.json").write_text(json.dumps(vocabulary))
         converted(converter, folder, FOLDER / f"{name}.gguf", "--mmproj")
-        converted(converter, folder, FOLDER / f"{name}-text.gguf")
+        if text:
+            converted(converter, folder, FOLDER / f"{name}-text.gguf")
     result = json.dumps({"transformers": transformers.__version__, "cases": cases, "text": text})
     (FOLDER / f"{name}.json").write_text(result + "\n")
     print(name, [len(case["rows"]) for case in cases])
 
 
-def rename(path):
+def rename(path, old, new):
     """Gives tensors the names that published models have."""
     tensors = safetensors.torch.load_file(path)
-    old = re.compile(r"^(model\.)?vision_tower\.(?!vision_model)")
-    tensors = {old.sub("vision_tower.vision_model.", name): tensor for name, tensor in tensors.items()}
+    tensors = {re.sub(old, new, name): tensor for name, tensor in tensors.items()}
     safetensors.torch.save_file(tensors, path)
+
+
+def name_parts(path, **architectures):
+    """Names the architectures of a model's parts, as published models do."""
+    config = json.loads(path.read_text())
+    for part, architecture in architectures.items():
+        config[f"{part}_config"]["architectures"] = [architecture]
+    path.write_text(json.dumps(config))
 
 
 def is_norm(key):
@@ -217,6 +321,22 @@ def resized():
         image = image_of(width, height).resize((to_width, to_height), filters[name])
         cases.append([width, height, to_width, to_height, name, fnv(image.tobytes())])
     (FOLDER / "resized.json").write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
+
+
+def tiled():
+    """Sizes, texts and hashes of the tiles of images."""
+    rng = random.Random(2)
+    cases = []
+    for name in ["idefics3", "internvl"] * 20:
+        width, height = (int(2 ** rng.uniform(2, 8)) for _ in range(2))
+        side, longest = 16 * rng.randint(1, 3), rng.randint(30, 150)
+        counts = (rng.randint(1, 4), rng.randint(4, 14))
+        settings, keys = settings_of(name, side, longest, counts)
+        tiles, texts = tiles_of(name, image_of(width, height), settings)
+        keys |= {"image_size": side}
+        hashes = [[tile.width, tile.height, fnv(tile.tobytes())] for tile in tiles]
+        cases.append({"name": name, "keys": keys, "size": [width, height], "texts": texts, "tiles": hashes})
+    (FOLDER / "tiled.json").write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
 
 
 def decoded():
@@ -267,11 +387,14 @@ def decoded():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("converter")
-    parser.add_argument("--only", choices=MODELS)
+    parser.add_argument("--only", choices=[*MODELS, "tiled"])
     args = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
+    if args.only == "tiled":
+        return tiled()
     if not args.only:
         resized()
+        tiled()
         decoded()
     for name in [args.only] if args.only else MODELS:
         fixture(name, args.converter)

@@ -5,7 +5,7 @@ use crate::CancelToken;
 use crate::chat::{Content, ContentPart, Message, Prompt};
 use crate::llm::{ImageTokens, PlacedImage, image_marker, place_images};
 use crate::text::Tokenizer;
-use crate::vision::{DecodeLimits, EncodedImage, SharedEncoder, image_file};
+use crate::vision::{DecodeLimits, EncodedImage, ImagePieces, SharedEncoder, image_file};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use std::sync::Arc;
 pub(super) struct ConversationImages {
     encoder: SharedEncoder,
     /// Images by the hash of their URL. Their rows are computed once.
-    known: BTreeMap<[u8; 32], Arc<ImageTokens>>,
+    known: BTreeMap<[u8; 32], Arc<ImagePieces>>,
 }
 
 /// Images of messages in order, and the text that stands for each of them.
 #[derive(Debug)]
 pub(super) struct MarkedImages {
-    images: Vec<Arc<ImageTokens>>,
+    images: Vec<Arc<ImagePieces>>,
     marker: String,
 }
 
@@ -56,14 +56,14 @@ impl ConversationImages {
                 None => {
                     let file = image_file(url)?;
                     let image = EncodedImage::new(&file, &DecodeLimits::default())?.decode()?;
-                    Arc::new(self.encoder.tokens(image, cancel))
+                    Arc::new(self.encoder.pieces(&image, cancel)?)
                 }
             };
             known.insert(hash, Arc::clone(&image));
             images.push(image);
         }
         self.known = known;
-        let marker = image_marker(&images);
+        let marker = image_marker(&tiles_of(&images));
         let mut messages = messages.to_vec();
         for message in &mut messages {
             if let Content::Parts(parts) = &mut message.content {
@@ -74,19 +74,25 @@ impl ConversationImages {
         }
         Ok((messages, MarkedImages { images, marker }))
     }
+}
 
+impl MarkedImages {
     /// Returns the tokens of a prompt with these images.
     pub fn tokens(
         &self,
         prompt: &Prompt,
-        marked: &MarkedImages,
         tokenizer: &Tokenizer,
     ) -> Result<(Vec<u32>, Vec<PlacedImage>)> {
-        let around = self.encoder.spec().projector.delimiters();
-        let parts = prompt.tokens_around_images(tokenizer, &marked.marker, around);
+        let texts: Vec<_> = self.images.iter().map(|image| &image.texts[..]).collect();
+        let parts = prompt.tokens_around_images(tokenizer, &self.marker, &texts);
         let parts = parts.map_err(crate::llm::Error::from)?;
-        Ok(place_images(parts, &marked.images)?)
+        Ok(place_images(parts, &tiles_of(&self.images))?)
     }
+}
+
+fn tiles_of(images: &[Arc<ImagePieces>]) -> Vec<Arc<ImageTokens>> {
+    let tiles = images.iter().flat_map(|image| &image.tiles);
+    tiles.cloned().collect()
 }
 
 fn parts_of(content: &Content) -> Option<&Vec<ContentPart>> {

@@ -6,8 +6,8 @@ use base64::engine::general_purpose::STANDARD;
 use samite_core::{CancelToken, DType, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
 use samite_llm::{
-    Context, ContextOptions, GenerateOptions, Model, ModelOptions, PlacedImage, Session,
-    SyntheticModel,
+    Context, ContextOptions, GenerateOptions, Model, ModelOptions, Session, SyntheticModel,
+    place_images,
 };
 use samite_requests::{Engine, EngineOptions, drive};
 use samite_serve::{App, Hub, ServeOptions};
@@ -141,31 +141,25 @@ fn a_prompt_with_images_has_the_text_of_a_session() {
         let (model, encoder) = (model(architecture), encoder(name));
         let server = server_with(&model, &encoder, ServeOptions::default());
         let tokenizer = model.tokenizer().unwrap();
-        let (mut tokens, mut images) = (Vec::new(), Vec::new());
-        let around = encoder.spec().projector.delimiters();
-        let parts = ["Look: ", " and ", "."];
-        for (index, part) in parts.iter().enumerate() {
-            let mut part = (*part).to_owned();
-            if index > 0 {
-                part.insert_str(0, around[1]);
-            }
-            if index < 2 {
-                part.push_str(around[0]);
-            }
-            tokens.extend(tokenizer.tokenize(&part, index == 0, true).unwrap());
-            let Some(name) = ["rgb", "grey"].get(index) else {
-                continue;
-            };
+        let images = ["rgb", "grey"].map(|name| {
             let file = bytes(name);
             let image = EncodedImage::new(&file, &DecodeLimits::default()).unwrap();
-            let image = encoder.tokens(image.decode().unwrap(), &CancelToken::new());
-            let start = tokens.len();
-            tokens.extend(image.ids());
-            images.push(PlacedImage {
-                start,
-                image: Arc::new(image),
-            });
-        }
+            let image = image.decode().unwrap();
+            encoder.pieces(&image, &CancelToken::new()).unwrap()
+        });
+        let [first, second] = &images;
+        let texts = [
+            "Look: ".to_owned() + &first.texts[0],
+            [&first.texts[1], " and ", &second.texts[0]].concat(),
+            second.texts[1].clone() + ".",
+        ];
+        let parts = texts.iter().enumerate();
+        let parts = parts.map(|(i, text)| tokenizer.tokenize(text, i == 0, true).unwrap());
+        let tiles: Vec<_> = images
+            .iter()
+            .flat_map(|image| image.tiles.clone())
+            .collect();
+        let (tokens, images) = place_images(parts.collect(), &tiles).unwrap();
         let mut session = Session::new(context(&model, N_CTX, 1)).unwrap();
         let mut sampler = Sampler::new(SamplerParams::greedy()).unwrap();
         let options = GenerateOptions {

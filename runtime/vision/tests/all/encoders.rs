@@ -9,7 +9,13 @@ use samite_vision::{Encoder, EncoderOptions, RgbImage, SharedEncoder};
 use serde_json::Value;
 use std::sync::Arc;
 
-const NAMES: [&str; 4] = ["qwen2vl", "qwen25vl", "qwen3vl", "gemma3"];
+/// Encoders, and their language models.
+const NAMES: [&str; 6] = [
+    "qwen2vl", "qwen25vl", "qwen3vl", "gemma3", "idefics3", "internvl",
+];
+
+/// Variants of these encoders.
+const VARIANTS: [&str; 1] = ["internvl6b"];
 
 /// Bound on the error in F32. Sums have up to 128 terms, and errors add up over a dozen operations:
 /// far below (12 · 128 · 2^-24)² = 8e-9 of the result's square, and mostly not in one direction.
@@ -47,21 +53,24 @@ fn cases(name: &str) -> Vec<(RgbImage, Vec<f32>)> {
 
 #[test]
 fn rows_equal_those_of_the_original() {
-    for name in NAMES {
+    for name in NAMES.into_iter().chain(VARIANTS) {
         let path = fixture(&format!("{name}.gguf"));
         let mut encoder = Encoder::load(path, &options()).unwrap();
         // The first image again, after another size.
         let mut cases = cases(name);
         cases.push(cases[0].clone());
         for (image, expected) in cases {
-            let rows = encoder.encode(&image, &CancelToken::new()).unwrap();
-            let [columns, count] = rows.grid;
-            assert_eq!(
-                rows.values.len(),
-                columns * count * encoder.spec().row_width()
-            );
-            assert_eq!(rows.values.len(), expected.len(), "{name}");
-            let error = nmse(&wide(&rows.values), &wide(&expected));
+            let mut rows = Vec::new();
+            for tile in encoder.encode(&image, &CancelToken::new()).unwrap() {
+                let [columns, count] = tile.grid;
+                assert_eq!(
+                    tile.values.len(),
+                    columns * count * encoder.spec().row_width()
+                );
+                rows.extend(tile.values);
+            }
+            assert_eq!(rows.len(), expected.len(), "{name}");
+            let error = nmse(&wide(&rows), &wide(&expected));
             assert!(error < F32_ERROR, "{name}: {error:e}");
         }
     }
@@ -73,26 +82,31 @@ fn logits_after_images_equal_those_of_the_original() {
         let encoder = Encoder::load(fixture(&format!("{name}.gguf")), &options()).unwrap();
         let encoder = SharedEncoder::new(encoder);
         let expected = expectations(&format!("{name}.json"))["text"].take();
-        // The text, with the IDs of its images.
+        let sizes = expected["sizes"].as_array().unwrap().iter();
+        let mut tiles = sizes.flat_map(|size| {
+            let extent = |at: usize| size[at].as_u64().unwrap() as usize;
+            let image = image(extent(0), extent(1));
+            let pieces = encoder.pieces(&image, &CancelToken::new()).unwrap();
+            assert_eq!(pieces.texts.len(), pieces.tiles.len() + 1);
+            pieces.tiles
+        });
+        // The text, with the IDs of its tiles.
         let (mut tokens, mut placed) = (Vec::new(), Vec::new());
-        let mut sizes = expected["sizes"].as_array().unwrap().iter();
-        let mut before = 0;
-        for token in expected["tokens"].as_array().unwrap() {
-            let token = token.as_i64().unwrap();
-            if token >= 0 {
-                tokens.push(token as u32);
-            } else if before >= 0 {
-                let size = sizes.next().unwrap();
-                let extent = |at: usize| size[at].as_u64().unwrap() as usize;
-                let image = image(extent(0), extent(1));
-                let image = Arc::new(encoder.tokens(image, &CancelToken::new()));
-                let start = tokens.len();
-                tokens.extend(image.ids());
-                placed.push(PlacedImage { start, image });
+        let text = expected["tokens"].as_array().unwrap();
+        while let Some(token) = text.get(tokens.len()) {
+            let start = tokens.len();
+            if let Ok(id) = u32::try_from(token.as_i64().unwrap()) {
+                tokens.push(id);
+                continue;
             }
-            before = token;
+            let image = tiles.next().unwrap();
+            let own = text[start..].iter().take(image.len());
+            assert!(own.filter(|token| **token == -1).count() == image.len());
+            tokens.extend(image.ids());
+            placed.push(PlacedImage { start, image });
         }
-        assert_eq!(tokens.len(), expected["tokens"].as_array().unwrap().len());
+        assert!(tiles.next().is_none());
+        assert_eq!(tokens.len(), text.len());
         let images = Images::new(placed, &tokens).unwrap();
         let expected = floats(&expected["logits"]);
         let path = fixture(&format!("{name}-text.gguf"));
@@ -101,9 +115,9 @@ fn logits_after_images_equal_those_of_the_original() {
         let least = encoder.spec().tokens_at_once().max(1);
         for n_ubatch in [64, 16, 7, least] {
             let context = ContextOptions {
-                n_ctx: Some(64),
+                n_ctx: Some(128),
                 n_ubatch,
-                n_logits: Some(64),
+                n_logits: Some(128),
                 kv_types: [DType::F32; 2],
                 ..ContextOptions::default()
             };
@@ -119,4 +133,26 @@ fn logits_after_images_equal_those_of_the_original() {
             assert!(error < F32_ERROR, "{name} by {n_ubatch}: {error:e}");
         }
     }
+}
+
+#[test]
+fn ids_of_tiles_derive_from_the_image_and_their_place() {
+    let encoder = Encoder::load(fixture("idefics3.gguf"), &options()).unwrap();
+    let encoder = SharedEncoder::new(encoder);
+    let ids = |grey: u8, [width, height]: [usize; 2]| {
+        let image = RgbImage::new(width, height, vec![grey; width * height * 3]).unwrap();
+        let pieces = encoder.pieces(&image, &CancelToken::new()).unwrap();
+        let ids = pieces.tiles.iter().map(|tile| tile.ids().to_vec());
+        ids.collect::<Vec<_>>()
+    };
+    // All tiles have equal pixels.
+    let tiles = ids(7, [40, 24]);
+    assert_eq!(tiles.len(), 3 * 2 + 1);
+    assert_eq!(tiles, ids(7, [40, 24]));
+    let others = [ids(8, [40, 24]), ids(7, [40, 23])].concat();
+    let mut all = [tiles, others].concat();
+    let count = all.len();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), count);
 }

@@ -1,16 +1,8 @@
 //! Images are decoded and resized as Pillow does it: fixtures of `oracle.py`.
 
-use crate::{expectations, image};
+use crate::{expectations, fnv, image};
 use samite_vision::{DecodeLimits, EncodedImage, Error, Filter, RgbImage};
 use serde_json::Value;
-
-/// The hash FNV-1a.
-fn fnv(bytes: &[u8]) -> String {
-    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    format!("{hash:016x}")
-}
 
 fn bytes(value: &Value) -> Vec<u8> {
     let values = value.as_array().unwrap().iter();

@@ -5,6 +5,7 @@
 mod encoders;
 mod images;
 mod plans;
+mod tiles;
 
 use samite_vision::RgbImage;
 use serde_json::Value;
@@ -18,6 +19,14 @@ fn fixture(name: &str) -> PathBuf {
 /// Expectations of a fixture.
 fn expectations(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(fixture(name)).unwrap()).unwrap()
+}
+
+/// The hash FNV-1a.
+fn fnv(bytes: &[u8]) -> String {
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("{hash:016x}")
 }
 
 /// The image of this size that `oracle.py` computes in the same way.

@@ -1,0 +1,130 @@
+//! Projectors, and what differs between them besides their graphs.
+
+use crate::error::{Error, Result};
+use crate::resample::Filter;
+
+/// Projector: turns the result of the vision transformer into rows for the language model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Projector {
+    /// Qwen2-VL: 2 x 2 patches become one row of a two-layer network.
+    Qwen2Vl,
+    /// Qwen2.5-VL: as Qwen2-VL; most layers attend within windows.
+    Qwen25Vl,
+    /// Qwen3-VL and Qwen3.5: as Qwen2-VL, with rows for the first layers of the language model
+    /// (DeepStack).
+    Qwen3Vl,
+    /// Gemma 3: means of 4 x 4 patches, a norm, and a matrix.
+    Gemma3,
+    /// Idefics3 and SmolVLM: tiles, whose 2 x 2 or more patches become one row of a matrix.
+    Idefics3,
+    /// InternVL: tiles, whose 2 x 2 patches become one row of a two-layer network after a norm.
+    InternVl,
+}
+
+impl Projector {
+    const ALL: [(Projector, &str); 6] = [
+        (Projector::Qwen2Vl, "qwen2vl_merger"),
+        (Projector::Qwen25Vl, "qwen2.5vl_merger"),
+        (Projector::Qwen3Vl, "qwen3vl_merger"),
+        (Projector::Gemma3, "gemma3"),
+        (Projector::Idefics3, "idefics3"),
+        (Projector::InternVl, "internvl"),
+    ];
+
+    /// Returns the name in files.
+    pub fn name(self) -> &'static str {
+        let known = Self::ALL.iter().find(|(projector, _)| *projector == self);
+        known.map_or("", |(_, name)| name)
+    }
+
+    pub(crate) fn from_name(name: &str) -> Result<Self> {
+        let known = Self::ALL.iter().find(|(_, known)| *known == name);
+        known.map(|(projector, _)| *projector).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|(_, name)| *name).collect();
+            let names = names.join(", ");
+            let message = format!("projector {name:?} is not supported; supported are {names}");
+            Error::Unsupported(message.into())
+        })
+    }
+
+    /// Returns the texts before, between and after the tiles of an image: `columns` x `rows` tiles,
+    /// if it has any, and the whole image.
+    pub fn texts(self, [columns, rows]: [usize; 2]) -> Vec<String> {
+        let [open, close] = self.delimiters();
+        let places = (1..=rows).flat_map(|row| (1..=columns).map(move |column| (row, column)));
+        let mut texts: Vec<String> = places
+            .map(|(row, column)| self.before_tile(row, column))
+            .collect();
+        texts.push(self.before_whole(!texts.is_empty()).into());
+        texts[0].insert_str(0, open);
+        texts.push(close.into());
+        texts
+    }
+
+    /// Returns the texts before and after an image.
+    fn delimiters(self) -> [&'static str; 2] {
+        match self {
+            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => {
+                ["<|vision_start|>", "<|vision_end|>"]
+            }
+            Projector::Gemma3 => ["<start_of_image>", "<end_of_image>"],
+            Projector::Idefics3 => ["", "<fake_token_around_image>"],
+            Projector::InternVl => ["<img>", "</img>"],
+        }
+    }
+
+    /// Returns the text before a tile. Rows and columns begin with 1.
+    fn before_tile(self, row: usize, column: usize) -> String {
+        match self {
+            Projector::Idefics3 => {
+                let line = if row > 1 && column == 1 { "\n" } else { "" };
+                format!("{line}<fake_token_around_image><row_{row}_col_{column}>")
+            }
+            _ => String::new(),
+        }
+    }
+
+    /// Returns the text before the whole image.
+    fn before_whole(self, has_tiles: bool) -> &'static str {
+        match self {
+            Projector::Idefics3 if has_tiles => "\n\n<fake_token_around_image><global-img>",
+            Projector::Idefics3 => "<fake_token_around_image><global-img>",
+            _ => "",
+        }
+    }
+
+    /// Returns the filter that resizes images.
+    pub(crate) fn filter(self) -> Filter {
+        match self {
+            Projector::Gemma3 => Filter::Bilinear,
+            Projector::Idefics3 => Filter::Lanczos,
+            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl | Projector::InternVl => {
+                Filter::Bicubic
+            }
+        }
+    }
+
+    /// Returns whether the encoder has a table of positions.
+    pub(crate) fn has_table(self) -> bool {
+        !matches!(self, Projector::Qwen2Vl | Projector::Qwen25Vl)
+    }
+
+    /// Returns whether the encoder reads an image as a video of two equal frames.
+    pub(crate) fn reads_frames(self) -> bool {
+        self.has_grid_positions()
+    }
+
+    /// Returns whether the rows have positions of a grid in the language model (M-RoPE).
+    pub fn has_grid_positions(self) -> bool {
+        matches!(
+            self,
+            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl
+        )
+    }
+
+    /// Returns whether the tokens of an image attend to each other in both directions in the
+    /// language model.
+    pub fn is_bidirectional(self) -> bool {
+        matches!(self, Projector::Gemma3)
+    }
+}

@@ -1,0 +1,89 @@
+//! Sizes to which images are resized.
+
+use crate::resample::MAX_EXTENT;
+use std::ops::RangeInclusive;
+
+/// Size to which images are resized.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImageSize {
+    /// This width and height.
+    Fixed(usize),
+    /// The image's own aspect ratio, in multiples of `unit`, with a number of pixels in `pixels`.
+    Dynamic {
+        /// Width and height of the patches that become one row.
+        unit: usize,
+        /// Number of pixels.
+        pixels: RangeInclusive<usize>,
+    },
+}
+
+/// Returns the size nearest to `size`, in multiples of `unit`, with a number of pixels in `pixels`:
+/// `smart_resize` of Hugging Face's processors.
+pub(crate) fn dynamic_size(
+    size: [usize; 2],
+    unit: usize,
+    pixels: &RangeInclusive<usize>,
+) -> [usize; 2] {
+    let real = size.map(|extent| extent as f64);
+    let area = real[0] * real[1];
+    let unit_size = unit as f64;
+    let multiple = |count: f64| (count as usize).max(1) * unit;
+    let near = real.map(|extent| multiple((extent / unit_size).round_ties_even()));
+    let near_area = near[0].saturating_mul(near[1]);
+    let [least, most] = [*pixels.start(), *pixels.end()];
+    let sized = if near_area > most {
+        let shrink = (area / most as f64).sqrt();
+        real.map(|extent| multiple((extent / shrink / unit_size).floor()))
+    } else if near_area < least {
+        let grow = (least as f64 / area).sqrt();
+        real.map(|extent| multiple((extent * grow / unit_size).ceil()))
+    } else {
+        near
+    };
+    // A side of one unit does not shrink further, so the other one must.
+    let limit = |extent: usize, other: usize| {
+        let extent = extent.min((most / other / unit).max(1) * unit);
+        extent.min(MAX_EXTENT / unit * unit)
+    };
+    [limit(sized[0], sized[1]), limit(sized[1], sized[0])]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_processor() {
+        // Of transformers' Qwen2VLImageProcessor with these bounds.
+        let pixels = 56 * 56..=28 * 28 * 1280;
+        for (size, expected) in [
+            ([640, 480], [644, 476]),
+            ([28, 28], [56, 56]),
+            ([1, 1], [56, 56]),
+            ([4000, 3000], [1148, 840]),
+            ([42, 70], [56, 56]),
+            ([98, 126], [112, 112]),
+        ] {
+            assert_eq!(dynamic_size(size, 28, &pixels), expected, "{size:?}");
+        }
+    }
+
+    #[test]
+    fn no_size_exceeds_the_maximum() {
+        let pixels = 28 * 28 * 8..=28 * 28 * 100;
+        for size in [
+            [20_000, 1],
+            [1, 20_000],
+            [1, 1],
+            [3000, 2],
+            [65_535, 65_535],
+        ] {
+            let [width, height] = dynamic_size(size, 28, &pixels);
+            assert!(width >= 28 && height >= 28 && width % 28 == 0 && height % 28 == 0);
+            assert!(
+                width * height <= *pixels.end(),
+                "{size:?}: {width} x {height}"
+            );
+        }
+    }
+}
