@@ -2,6 +2,8 @@
 
 import * as store from "./store.js";
 import { answer, get, ofModel } from "./client.js";
+import { button, element } from "./dom.js";
+import * as images from "./images.js";
 import { Growing, blocks } from "./markdown.js";
 import { open as openMachine } from "./machine.js";
 
@@ -16,7 +18,11 @@ const coming = new Map();
 const isTouch = matchMedia("(pointer: coarse)").matches;
 /** Files that go with the next message. */
 let files = [];
+/** Images that go with the next message. */
+let pending = [];
 let isStories = false;
+/** True if the model sees images; `undefined` while that is not known. */
+let hasVision;
 
 /** The largest file that is taken as context. */
 const MOST_BYTES = 1 << 20;
@@ -24,19 +30,6 @@ const MOST_BYTES = 1 << 20;
 function fresh() {
   const id = Date.now().toString(36) + Math.random().toString(36).slice(2, 10);
   return { id, title: "", changed: Date.now(), messages: [] };
-}
-
-function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
-function button(label, act, attributes = {}) {
-  const made = element("button", { type: "button", ...attributes }, label);
-  made.addEventListener("click", act);
-  return made;
 }
 
 function say(message, isError = false) {
@@ -50,13 +43,21 @@ async function keep(conversation = current) {
   if (!conversation.messages.length) return;
   conversation.changed = Date.now();
   const first = conversation.messages[0];
-  conversation.title ||= (first.content.trim() || first.files?.[0]?.name || "Untitled").replace(/\s+/g, " ").slice(0, 80);
+  const [attached] = [...(first.files ?? []), ...(first.images ?? [])];
+  const title = first.content.trim() || attached?.name || "Untitled";
+  conversation.title ||= title.replace(/\s+/g, " ").slice(0, 80);
   if (!conversations.includes(conversation)) conversations.push(conversation);
   try {
     await store.put(structuredClone(conversation));
   } catch {
     say("This browser keeps no conversations: they are gone when the page is closed.");
   }
+  // It may have been deleted meanwhile.
+  if (!conversations.includes(conversation)) return;
+  await images.save(conversation.id).catch(({ name }) => {
+    const reason = name === "QuotaExceededError" ? "has no room for" : "does not store";
+    say(`This browser ${reason} the images: they are gone when the page is closed.`, true);
+  });
   showList();
 }
 
@@ -84,6 +85,7 @@ async function dropConversation(conversation) {
 /** Shows another conversation. An answer to the one before goes on. */
 function choose(conversation) {
   current = conversation;
+  images.forgetPictures();
   setRunning();
   toggleSide(false);
   say("");
@@ -123,8 +125,9 @@ function shown(message, index) {
   const article = element("article", { class: `message ${message.role}` }, element("p", { class: "who" }, isUser ? "You" : "Answer"));
   if (isUser) {
     for (const file of message.files ?? []) article.append(element("span", { class: "chip" }, file.name));
+    if (message.images?.length) article.append(images.thumbnails(message.images));
     body.textContent = message.content;
-    article.append(body);
+    if (message.content || !message.images?.length) article.append(body);
   } else {
     if (message.reasoning) article.append(thoughts(message.reasoning, false));
     body.append(...blocks(message.content));
@@ -228,9 +231,11 @@ function edit(index) {
   const message = current.messages[index];
   const box = element("textarea", { "aria-label": "Edit the message", rows: "3" });
   box.value = message.content;
+  const kept = [...(message.images ?? [])];
+  const place = element("div");
   const save = () => {
     branch(index);
-    current.messages.push({ ...message, content: box.value });
+    current.messages.push({ ...message, content: box.value, images: kept });
     showLog();
     respond();
   };
@@ -246,7 +251,9 @@ function edit(index) {
     }
   });
   const article = log.children[index];
-  article.replaceChildren(box, element("div", { class: "tools" }, button("Send", save), button("Cancel", showLog)));
+  showImages(place, kept, box);
+  const tools = element("div", { class: "tools" }, button("Send", save), button("Cancel", showLog));
+  article.replaceChildren(place, box, tools);
   box.focus();
 }
 
@@ -260,9 +267,12 @@ function regenerate(index) {
 
 function ask() {
   const content = text.value;
-  if (coming.has(current) || (!content.trim() && !files.length)) return;
-  current.messages.push({ role: "user", content, files });
+  if (coming.has(current) || (!content.trim() && !files.length && !pending.length)) return;
+  if (pending.length && !hasVision) return refuseImages();
+  const added = images.add(current.id, pending);
+  current.messages.push({ role: "user", content, files, images: added });
   files = [];
+  pending = [];
   text.value = "";
   showFiles();
   fit();
@@ -276,13 +286,16 @@ function stop(conversation = current) {
   answer?.end.abort();
 }
 
-/** What the server is asked. */
+/** What the server is asked. Images are still ids. */
 function request() {
   const settings = store.settings();
   const messages = current.messages.map((message) => {
     if (message.role !== "user") return { role: "assistant", content: message.content };
     const parts = (message.files ?? []).map((file) => `File ${file.name}:\n\n${file.text}\n\n`);
-    return { role: "user", content: parts.join("") + message.content };
+    const text = parts.join("") + message.content;
+    if (!message.images?.length) return { role: "user", content: text };
+    const seen = message.images.map(({ id }) => ({ type: "image_url", image_url: { url: id } }));
+    return { role: "user", content: text ? [...seen, { type: "text", text }] : seen };
   });
   if (settings.system?.trim()) messages.unshift({ role: "system", content: settings.system });
   const body = { messages, return_progress: true };
@@ -336,7 +349,7 @@ async function respond() {
   // Saves the partial answer, so that a reload keeps it.
   const saving = setInterval(() => store.put(structuredClone(conversation)).catch(() => {}), 1000);
   try {
-    for await (const chunk of answer(asked, own.signal)) {
+    for await (const chunk of answer(await images.embed(asked), own.signal)) {
       const delta = chunk.choices?.[0]?.delta ?? {};
       message.content += delta.content ?? "";
       message.reasoning += delta.reasoning_content ?? "";
@@ -381,6 +394,8 @@ async function respond() {
       putTail(conversation, fork);
     }
   }
+  // The answer has loaded the model.
+  if (hasVision === undefined) begin();
   if (!conversations.includes(conversation)) return;
   await keep(conversation);
   // A message that is being edited stays as it is.
@@ -441,10 +456,56 @@ function showFiles() {
       return element("span", { class: "chip" }, file.name, " ", drop);
     }),
   );
+  showImages(find("images"), pending, text);
+}
+
+/** Shows images that can still be removed from a message, whose text is in `box`. */
+function showImages(place, own, box) {
+  const takeOut = (image) => {
+    const at = own.indexOf(image);
+    if (at >= 0) own.splice(at, 1);
+    showImages(place, own, box);
+    return at;
+  };
+  const remove = (image) => {
+    const at = takeOut(image);
+    // The button that had the focus is gone.
+    (place.querySelectorAll('[aria-label^="Remove"]')[at] ?? box).focus();
+    say(`Removed ${image.name}.`);
+  };
+  const reject = (image) => {
+    takeOut(image);
+    say(`${image.name} cannot be shown, so it is left out.`, true);
+  };
+  place.replaceChildren(...(own.length ? [images.thumbnails(own, remove, reject)] : []));
+}
+
+function refuseImages() {
+  const blind = "This model does not see images: the server's flag --mmproj gives it an encoder.";
+  const unloaded = "The model is not loaded: send a message without images first.";
+  say(hasVision === false ? blind : unloaded, true);
+}
+
+function takeImages(given) {
+  if (!given.length) return;
+  if (!hasVision) return refuseImages();
+  const refusals = given.map(images.refusal);
+  const accepted = given.filter((_, at) => !refusals[at]);
+  for (const file of accepted) {
+    const image = { name: file.name, blob: file };
+    pending.push(image);
+    // A file may change before the message is sent.
+    const copied = file.arrayBuffer();
+    copied.then((bytes) => (image.blob = new Blob([bytes], { type: file.type })), () => {});
+  }
+  showFiles();
+  const refused = refusals.filter(Boolean).join(" ");
+  say(refused || `Added ${accepted.map(({ name }) => name).join(", ")}.`, Boolean(refused));
 }
 
 async function take(given) {
-  for (const file of given) {
+  takeImages(given.filter(images.isImage));
+  for (const file of given.filter((file) => !images.isImage(file))) {
     if (file.size > MOST_BYTES) {
       say(`${file.name} has more than ${MOST_BYTES >> 20} MiB.`, true);
       continue;
@@ -456,15 +517,36 @@ async function take(given) {
   showFiles();
 }
 
-find("attach").addEventListener("click", () => find("file").click());
-find("file").addEventListener("change", (event) => {
-  take([...event.target.files]);
-  event.target.value = "";
-});
-document.addEventListener("dragover", (event) => event.preventDefault());
-document.addEventListener("drop", (event) => {
+for (const [name, input] of [["attach", "file"], ["add-image", "image-file"]]) {
+  find(name).addEventListener("click", () => find(input).click());
+  find(input).addEventListener("change", ({ target }) => {
+    take([...target.files]);
+    target.value = "";
+  });
+}
+const hasDialog = () => document.querySelector("dialog[open]");
+document.addEventListener("paste", (event) => {
+  const { files, types } = event.clipboardData;
+  // Spreadsheets copy cells as text and as an image.
+  const isText = types.includes("text/plain") && types.includes("text/html");
+  if (!files.length || isText || hasDialog()) return;
   event.preventDefault();
-  take([...(event.dataTransfer?.files ?? [])]);
+  take([...files]);
+});
+document.addEventListener("dragover", (event) => {
+  if (!event.dataTransfer.types.includes("Files")) return;
+  event.preventDefault();
+  composer.classList.toggle("is-dropping", !hasDialog());
+});
+document.addEventListener("dragleave", (event) => {
+  // Only a pointer that leaves the page enters no other element.
+  if (!event.relatedTarget) composer.classList.remove("is-dropping");
+});
+document.addEventListener("drop", (event) => {
+  composer.classList.remove("is-dropping");
+  if (!event.dataTransfer.types.includes("Files")) return;
+  event.preventDefault();
+  if (!hasDialog()) take([...event.dataTransfer.files]);
 });
 
 // Settings.
@@ -513,9 +595,12 @@ find("machine-open").addEventListener("click", openMachine);
 find("new").addEventListener("click", () => choose(fresh()));
 find("menu").addEventListener("click", () => toggleSide(!side.classList.contains("is-open")));
 find("log").addEventListener("click", () => toggleSide(false));
-find("export").addEventListener("click", () => {
-  const content = JSON.stringify(current, null, 2);
-  const link = element("a", { href: URL.createObjectURL(new Blob([content], { type: "application/json" })), download: `${current.title || "conversation"}.json` });
+find("export").addEventListener("click", async () => {
+  const { id, title } = current;
+  const whole = { ...current, images: await images.dataUrls(id) };
+  const content = JSON.stringify(whole, null, 2);
+  const href = URL.createObjectURL(new Blob([content], { type: "application/json" }));
+  const link = element("a", { href, download: `${title || "conversation"}.json` });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 });
@@ -539,11 +624,16 @@ which.addEventListener("change", begin);
 async function begin() {
   try {
     await listModels();
+    const chosen = which.value;
     const props = await get(`props${ofModel()}`).catch((error) => {
       // Of a model that is not loaded, only the name is known.
-      if (error.status === 400 && which.value) return { model_alias: which.value };
+      if (error.status === 400 && chosen) return { model_alias: chosen, is_unloaded: true };
       throw error;
     });
+    // Another model has been chosen meanwhile.
+    if (which.value !== chosen) return;
+    hasVision = props.is_unloaded ? undefined : props.modalities?.vision === true;
+    find("add-image").hidden = !hasVision;
     const name = props.model_alias || props.model_path || "samite";
     find("model").textContent = name;
     document.title = `${name} · samite`;

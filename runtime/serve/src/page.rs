@@ -17,6 +17,8 @@ files! {
     "/index.html" "index.html" "text/html; charset=utf-8"
     "/app.js" "app.js" "text/javascript; charset=utf-8"
     "/client.js" "client.js" "text/javascript; charset=utf-8"
+    "/dom.js" "dom.js" "text/javascript; charset=utf-8"
+    "/images.js" "images.js" "text/javascript; charset=utf-8"
     "/machine.js" "machine.js" "text/javascript; charset=utf-8"
     "/markdown.js" "markdown.js" "text/javascript; charset=utf-8"
     "/store.js" "store.js" "text/javascript; charset=utf-8"
@@ -32,7 +34,9 @@ files! {
 }
 
 /// Content security policy: only content from this server may run or be shown.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
+    img-src 'self' blob:; connect-src 'self'; manifest-src 'self'; base-uri 'none'; \
+    form-action 'none'; frame-ancestors 'none'";
 
 /// Returns whether `path` is the path of a file.
 pub fn is_file(path: &str) -> bool {
