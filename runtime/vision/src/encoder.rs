@@ -20,7 +20,8 @@ pub struct EncoderOptions {
     /// Devices in order of preference; the last one is the host. The first one gets the weights.
     pub devices: Vec<Arc<dyn Device>>,
     /// Minimum and maximum number of tokens that an image becomes, for encoders whose images have
-    /// no fixed size. `None` for the model's.
+    /// no fixed size. `None` for the model's. No image is enlarged to reach the minimum if the
+    /// encoder's images have a maximum width and height, as Pixtral's do.
     pub tokens: [Option<usize>; 2],
     /// True if devices may repack weights into their own layouts, which are faster.
     pub repack: bool,
@@ -46,7 +47,8 @@ impl EncoderOptions {
 /// Rows of a tile for a language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageEmbeddings {
-    /// Rows of [`VisionSpec::row_width`] elements, from left to right and top to bottom.
+    /// Rows of [`VisionSpec::row_width`] elements, from left to right and top to bottom. With
+    /// [`VisionSpec::token_count`] rows, there may be others between those of the grid.
     pub values: Vec<f32>,
     /// Numbers of columns and rows of tokens.
     pub grid: [usize; 2],
@@ -269,15 +271,21 @@ impl Encoder {
         }
         scheduler.run(cancel)?;
         let width = self.spec.row_width();
-        let mut computed = vec![0.0; order.rows.len() * width];
+        let has_breaks = self.spec.projector.has_breaks();
+        let mut computed = vec![0.0; (order.rows.len() + usize::from(has_breaks)) * width];
         scheduler.read(built.result, 0, bytemuck::cast_slice_mut(&mut computed))?;
-        let mut values = vec![0.0; computed.len()];
-        for (row, &place) in computed.chunks_exact(width).zip(&order.rows) {
-            values[place * width..][..width].copy_from_slice(row);
+        let grid = patches.map(|extent| extent / self.spec.merge);
+        let mut values = vec![0.0; self.spec.token_count([tile.width(), tile.height()]) * width];
+        if has_breaks {
+            let (_, token) = computed.split_at(order.rows.len() * width);
+            for row in values.chunks_exact_mut(width) {
+                row.copy_from_slice(token);
+            }
         }
-        Ok(ImageEmbeddings {
-            values,
-            grid: patches.map(|extent| extent / self.spec.merge),
-        })
+        for (row, &place) in computed.chunks_exact(width).zip(&order.rows) {
+            let breaks = if has_breaks { place / grid[0] } else { 0 };
+            values[(place + breaks) * width..][..width].copy_from_slice(row);
+        }
+        Ok(ImageEmbeddings { values, grid })
     }
 }

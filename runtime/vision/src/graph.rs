@@ -29,11 +29,15 @@ pub(crate) struct VisionGraph {
     pub table_weights: Option<TensorId>,
     /// Number of rows before those of the patches: the class token, if the encoder has one.
     pub class_rows: usize,
-    /// Rows for the language model, in the order of patches: f32 `[row width, rows]`.
+    /// Rows for the language model, in the order of patches: f32 `[row width, rows]`. The last one
+    /// is that between the rows of an image, if the projector has one.
     pub result: TensorId,
     /// Names of the weights that the graph uses.
     pub used: BTreeSet<String>,
 }
+
+/// Row between the rows of an image.
+const BREAK_TOKEN: &str = "v.token_embd.img_break";
 
 /// Vector that precedes the patches.
 const CLASS_TOKEN: &str = "v.class_embd";
@@ -87,15 +91,16 @@ pub(crate) fn build(
         (table_rows, table_weights) = inputs;
         x = builder.graph.add(x, embeddings)?;
     }
-    let positions = spec
-        .projector
-        .reads_frames()
+    let positions = (!spec.projector.has_table() || spec.projector.reads_frames())
         .then(|| {
             builder
                 .graph
                 .input("positions", DType::I32, [4 * n, 1, 1, 1])
         })
         .transpose()?;
+    if weights.get("v.pre_ln.weight").is_some() {
+        x = builder.norm(x, "v.pre_ln")?;
+    }
     let mut extra = Vec::new();
     for layer in 0..spec.n_layer {
         x = builder.layer(x, layer, positions)?;
@@ -109,6 +114,10 @@ pub(crate) fn build(
     let mut result = builder.projected(x)?;
     for rows in extra {
         result = builder.graph.concat(result, rows, 0)?;
+    }
+    if spec.projector.has_breaks() {
+        let token = builder.vector(result, BREAK_TOKEN)?;
+        result = builder.graph.concat(result, token, 1)?;
     }
     builder.graph.set_output(result);
     Ok(VisionGraph {
@@ -252,6 +261,7 @@ impl VitBuilder<'_> {
             let kind = match self.spec.activation {
                 Unary::Silu => Glu::Swiglu,
                 Unary::Gelu => Glu::Geglu,
+                Unary::GeluErf => Glu::GegluErf,
                 _ => Glu::GegluQuick,
             };
             self.graph.glu_split(gate, up, kind)?
@@ -321,9 +331,7 @@ impl VitBuilder<'_> {
         for (index, part) in parts.iter_mut().enumerate() {
             *part = self.graph.reshape(*part, shape)?;
             if let Some(positions) = positions.filter(|_| index < 2) {
-                let sections = [head as u32 / 4; 4];
-                let rope = Rope::new(head / 2, RopeMode::Vision { sections }, FREQ_BASE);
-                *part = self.graph.rope(*part, positions, None, rope)?;
+                *part = self.rotated(*part, positions)?;
             }
         }
         let is_full = |every: usize| (layer + 1).is_multiple_of(every);
@@ -344,6 +352,32 @@ impl VitBuilder<'_> {
             }
         };
         self.linear(attended, &format!("{prefix}.attn_out"))
+    }
+
+    /// Rotates queries or keys by the rows and columns of their patches.
+    fn rotated(&mut self, x: TensorId, positions: TensorId) -> Result<TensorId> {
+        let head = self.graph.tensor(x).layout.shape()[0];
+        if self.spec.projector != Projector::Pixtral {
+            let sections = [head as u32 / 4; 4];
+            let rope = Rope::new(head / 2, RopeMode::Vision { sections }, FREQ_BASE);
+            return self.graph.rope(x, positions, None, rope);
+        }
+        // Rows turn the first half of a head by every second frequency, from the first one on.
+        // Columns turn the other half by those between them.
+        let n = self.rows;
+        let bytes = n * size_of::<i32>();
+        let rows = self.graph.view(positions, [n, 1, 1, 1], [bytes; 3], 0)?;
+        let columns = self
+            .graph
+            .view(positions, [n, 1, 1, 1], [bytes; 3], bytes)?;
+        let first = Rope::new(head / 2, RopeMode::Normal, FREQ_BASE);
+        let second = Rope {
+            offset: head / 2,
+            freq_scale: FREQ_BASE.powf(-2.0 / head as f32),
+            ..first
+        };
+        let x = self.graph.rope(x, rows, None, first)?;
+        self.graph.rope(x, columns, None, second)
     }
 
     /// Returns the attention of `windows` windows of `patches` patches each, from patch `first` on:

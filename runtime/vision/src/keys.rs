@@ -77,7 +77,9 @@ impl Keys<'_> {
         let has = |key: &str| self.0.get_or(key, false);
         match (has("clip.use_gelu")?, has("clip.use_silu")?) {
             (true, true) => Err(Error::model("clip.use_gelu and clip.use_silu are both set")),
-            (true, false) if projector == Projector::InternVl => Ok(Unary::GeluErf),
+            (true, false) if matches!(projector, Projector::InternVl | Projector::Pixtral) => {
+                Ok(Unary::GeluErf)
+            }
             (true, false) => Ok(Unary::Gelu),
             (false, true) => Ok(Unary::Silu),
             (false, false) => Ok(Unary::GeluQuick),
@@ -92,6 +94,7 @@ impl Keys<'_> {
             Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => {
                 ("spatial_merge_size", 2)
             }
+            Projector::Pixtral => ("spatial_merge_size", 1),
         };
         Ok(self.optional_count(name)?.unwrap_or(default))
     }
@@ -114,6 +117,7 @@ impl Keys<'_> {
                 )))
             }
             Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => dynamic(tokens, unit),
+            Projector::Pixtral => longest_side(tokens, unit, side),
         }
     }
 
@@ -147,15 +151,21 @@ impl Keys<'_> {
     }
 }
 
-/// Returns sizes in multiples of `unit`, with bounds of the number of rows.
-fn dynamic([least, most]: [Option<usize>; 2], unit: usize) -> Result<ImageSize> {
-    let most = most.unwrap_or(*DEFAULT_TOKENS.end());
-    let least = least.unwrap_or(most.min(*DEFAULT_TOKENS.start()));
+/// Checks the bounds of the number of tokens of an image.
+fn check_tokens(least: usize, most: usize) -> Result<()> {
     if least > most || least == 0 || most > MAX_VALUE as usize {
         return Err(Error::model(format!(
             "an image cannot become from {least} to {most} tokens: from 1 to {MAX_VALUE}, in order"
         )));
     }
+    Ok(())
+}
+
+/// Returns sizes in multiples of `unit`, with bounds of the number of rows.
+fn dynamic([least, most]: [Option<usize>; 2], unit: usize) -> Result<ImageSize> {
+    let most = most.unwrap_or(*DEFAULT_TOKENS.end());
+    let least = least.unwrap_or(most.min(*DEFAULT_TOKENS.start()));
+    check_tokens(least, most)?;
     let most_pixels = most.saturating_mul(unit).saturating_mul(unit);
     if most_pixels > MAX_PIXELS {
         return Err(Error::model(format!(
@@ -164,4 +174,26 @@ fn dynamic([least, most]: [Option<usize>; 2], unit: usize) -> Result<ImageSize> 
     }
     let pixels = least * unit * unit..=most_pixels;
     Ok(ImageSize::Dynamic { unit, pixels })
+}
+
+/// Returns sizes in multiples of `unit` with sides of at most `longest` pixels, and at most as many
+/// tokens as the second bound. No image is enlarged for the first one.
+fn longest_side(
+    [least, most]: [Option<usize>; 2],
+    unit: usize,
+    longest: usize,
+) -> Result<ImageSize> {
+    check_tokens(least.unwrap_or(1), most.unwrap_or(MAX_VALUE as usize))?;
+    if longest.saturating_add(unit) > MAX_SIDE {
+        return Err(Error::model(format!(
+            "clip.vision.image_size is {longest}: with the {unit} pixels of a row, at most {MAX_SIDE} are supported"
+        )));
+    }
+    // A square of n x n rows of the encoder has n - 1 more between its lines.
+    let limit = most.map(|most| (most as f64 + 1.25).sqrt() - 0.5);
+    let limit = limit.map_or(longest, |side| (side as usize).max(1) * unit);
+    Ok(ImageSize::LongestSide {
+        unit,
+        longest: longest.min(limit),
+    })
 }

@@ -19,16 +19,20 @@ pub enum Projector {
     Idefics3,
     /// InternVL: tiles, whose 2 x 2 patches become one row of a two-layer network after a norm.
     InternVl,
+    /// Pixtral and Mistral Small 3.1: a two-layer network, perhaps after a matrix that merges 2 x 2
+    /// patches. A row of its own follows each row of the image but the last one.
+    Pixtral,
 }
 
 impl Projector {
-    const ALL: [(Projector, &str); 6] = [
+    const ALL: [(Projector, &str); 7] = [
         (Projector::Qwen2Vl, "qwen2vl_merger"),
         (Projector::Qwen25Vl, "qwen2.5vl_merger"),
         (Projector::Qwen3Vl, "qwen3vl_merger"),
         (Projector::Gemma3, "gemma3"),
         (Projector::Idefics3, "idefics3"),
         (Projector::InternVl, "internvl"),
+        (Projector::Pixtral, "pixtral"),
     ];
 
     /// Returns the name in files.
@@ -70,6 +74,7 @@ impl Projector {
             Projector::Gemma3 => ["<start_of_image>", "<end_of_image>"],
             Projector::Idefics3 => ["", "<fake_token_around_image>"],
             Projector::InternVl => ["<img>", "</img>"],
+            Projector::Pixtral => ["", "[IMG_END]"],
         }
     }
 
@@ -98,15 +103,21 @@ impl Projector {
         match self {
             Projector::Gemma3 => Filter::Bilinear,
             Projector::Idefics3 => Filter::Lanczos,
-            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl | Projector::InternVl => {
-                Filter::Bicubic
-            }
+            _ => Filter::Bicubic,
         }
     }
 
     /// Returns whether the encoder has a table of positions.
     pub(crate) fn has_table(self) -> bool {
-        !matches!(self, Projector::Qwen2Vl | Projector::Qwen25Vl)
+        !matches!(
+            self,
+            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Pixtral
+        )
+    }
+
+    /// Returns whether a token follows each row of an image but the last one.
+    pub(crate) fn has_breaks(self) -> bool {
+        matches!(self, Projector::Pixtral)
     }
 
     /// Returns whether the encoder reads an image as a video of two equal frames.

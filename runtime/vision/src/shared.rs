@@ -94,7 +94,12 @@ impl SharedEncoder {
 
     /// Returns the tokens of a tile with this hash.
     fn tokens(&self, tile: RgbImage, hash: [u8; 32], cancel: &CancelToken) -> ImageTokens {
-        let grid = self.spec.grid([tile.width(), tile.height()]);
+        let size = [tile.width(), tile.height()];
+        let grid = if self.spec.projector.has_grid_positions() {
+            self.spec.grid(size)
+        } else {
+            [self.spec.token_count(size), 1]
+        };
         let (encoder, cancel) = (Arc::clone(&self.encoder), cancel.clone());
         let encode = move || {
             let mut encoder = encoder.lock().unwrap_or_else(PoisonError::into_inner);

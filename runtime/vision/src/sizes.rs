@@ -15,6 +15,13 @@ pub enum ImageSize {
         /// Number of pixels.
         pixels: RangeInclusive<usize>,
     },
+    /// The image's own aspect ratio, in multiples of `unit`. Only larger images are resized.
+    LongestSide {
+        /// Width and height of the patches that become one row.
+        unit: usize,
+        /// Maximum width and height, before they become multiples of `unit`.
+        longest: usize,
+    },
 }
 
 /// Returns the size nearest to `size`, in multiples of `unit`, with a number of pixels in `pixels`:
@@ -46,6 +53,15 @@ pub(crate) fn dynamic_size(
         extent.min(MAX_EXTENT / unit * unit)
     };
     [limit(sized[0], sized[1]), limit(sized[1], sized[0])]
+}
+
+/// Returns the size of an image whose sides become `longest` pixels at most and then multiples of
+/// `unit`, as the processor of Pixtral does it.
+pub(crate) fn longest_side_size(size: [usize; 2], unit: usize, longest: usize) -> [usize; 2] {
+    let ratio = |extent: usize| extent as f64 / longest as f64;
+    let ratio = ratio(size[0]).max(ratio(size[1])).max(1.0);
+    let shrunk = size.map(|extent| (extent as f64 / ratio) as usize);
+    shrunk.map(|extent| extent.max(1).div_ceil(unit) * unit)
 }
 
 #[cfg(test)]

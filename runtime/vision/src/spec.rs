@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::keys::Keys;
 use crate::projector::Projector;
-use crate::sizes::{ImageSize, dynamic_size};
+use crate::sizes::{ImageSize, dynamic_size, longest_side_size};
 use crate::tiles::{TilePlan, Tiling};
 use samite_core::Unary;
 use samite_gguf::Metadata;
@@ -129,6 +129,7 @@ impl VisionSpec {
         let largest = match &image_size {
             ImageSize::Fixed(side) => side * side,
             ImageSize::Dynamic { pixels, .. } => *pixels.end(),
+            ImageSize::LongestSide { unit, longest } => (longest.div_ceil(*unit) * unit).pow(2),
         };
         let patches = largest / (patch_size * patch_size);
         if patches > MAX_PATCHES {
@@ -164,7 +165,7 @@ impl VisionSpec {
             deepstack,
             eps: keys.epsilon()?,
             norm: match projector {
-                Projector::Qwen25Vl => Norm::Rms,
+                Projector::Qwen25Vl | Projector::Pixtral => Norm::Rms,
                 Projector::InternVl => Norm::LayerIfBiased,
                 _ => Norm::Layer,
             },
@@ -185,6 +186,9 @@ impl VisionSpec {
             (ImageSize::Dynamic { unit, pixels }, _) => {
                 TilePlan::whole(dynamic_size(size, *unit, pixels), filter)
             }
+            (ImageSize::LongestSide { unit, longest }, _) => {
+                TilePlan::whole(longest_side_size(size, *unit, *longest), filter)
+            }
         }
     }
 
@@ -193,11 +197,23 @@ impl VisionSpec {
         size.map(|extent| extent / (self.patch_size * self.merge))
     }
 
+    /// Returns the number of tokens of a tile of `size` pixels.
+    pub fn token_count(&self, size: [usize; 2]) -> usize {
+        let [columns, rows] = self.grid(size);
+        let breaks = if self.projector.has_breaks() {
+            rows.saturating_sub(1)
+        } else {
+            0
+        };
+        columns * rows + breaks
+    }
+
     /// Returns the largest grid of a tile.
     pub fn largest_grid(&self) -> [usize; 2] {
         match &self.image_size {
             ImageSize::Fixed(side) => self.grid([*side; 2]),
             ImageSize::Dynamic { unit, pixels } => [pixels.end() / (unit * unit), 1],
+            ImageSize::LongestSide { unit, longest } => [longest.div_ceil(*unit); 2],
         }
     }
 
@@ -264,6 +280,30 @@ mod tests {
             metadata.set(key, value.clone()).unwrap();
         }
         metadata
+    }
+
+    #[test]
+    fn no_image_of_pixtral_exceeds_the_maximum_of_tokens() {
+        let changes = [
+            ("clip.projector_type", "pixtral".into()),
+            ("clip.vision.image_size", 1540u32.into()),
+            ("clip.vision.spatial_merge_size", 2u32.into()),
+        ];
+        for most in [1, 2, 4, 5, 6, 11, 12, 300] {
+            let tokens = [Some(1), Some(most)];
+            let spec = VisionSpec::from_metadata(&metadata(&changes), tokens).unwrap();
+            for [width, height] in [[1, 1], [20_000, 1], [1, 20_000], [3000, 3000], [900, 1600]] {
+                for size in spec.tiles(width, height).sizes() {
+                    let count = spec.token_count(size);
+                    assert!((1..=most).contains(&count), "{width} x {height}: {count}");
+                }
+            }
+        }
+        for (tokens, least) in [(11, 11), (12, 11), (10, 5)] {
+            let tokens = [None, Some(tokens)];
+            let spec = VisionSpec::from_metadata(&metadata(&changes), tokens).unwrap();
+            assert_eq!(spec.token_count(spec.tiles(999, 999).sizes()[0]), least);
+        }
     }
 
     #[test]
@@ -345,6 +385,7 @@ mod tests {
                 "preproc_image",
             ),
             ("idefics3", "image_size", 57, "image_size"),
+            ("pixtral", "image_size", 8179, "8179"),
             ("internvl", "preproc_max_tiles", 65, "max_tiles"),
             ("internvl", "preproc_min_tiles", 13, "min_tiles"),
             ("internvl", "image_size", 2408, "2408"),

@@ -105,14 +105,41 @@ def internvit(**options):
     return vision | {"image_size": 16, "patch_size": PATCH} | options
 
 
+def pixtral():
+    vision = pixtral_vision() | {"hidden_act": "silu"}
+    config = transformers.LlavaConfig(
+        text_config=SMALL | {"model_type": "mistral", "sliding_window": None}, vision_config=vision,
+        image_token_index=60, vision_feature_layer=-1, vision_feature_select_strategy="full",
+    )
+    return transformers.LlavaForConditionalGeneration(config), NORMAL
+
+
+def mistral3():
+    """The vision transformer of Mistral Small 3.1, whose patches are merged."""
+    config = transformers.Mistral3Config(
+        text_config=SMALL | {"model_type": "mistral", "rms_norm_eps": 1e-5, "sliding_window": None},
+        vision_config=pixtral_vision(), image_token_index=60, spatial_merge_size=2,
+    )
+    return transformers.Mistral3ForConditionalGeneration(config), NORMAL
+
+
+def pixtral_vision():
+    # The converter has names for a projector's two layers only if there are three of these.
+    vision = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 3}
+    return vision | {"num_attention_heads": 2, "image_size": 64, "patch_size": PATCH}
+
+
 def rope():
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}}
 
 
 MODELS = {"qwen2vl": qwen2vl, "qwen25vl": qwen25vl, "qwen3vl": qwen3vl, "gemma3": gemma3, "idefics3": idefics3}
-MODELS |= {"internvl": internvl, "internvl6b": internvl6b}
+MODELS |= {"internvl": internvl, "internvl6b": internvl6b, "pixtral": pixtral, "mistral3": mistral3}
 # Variants of an encoder, whose rows are compared, but not the logits after them.
-WITHOUT_TEXT = ["internvl6b"]
+WITHOUT_TEXT = ["internvl6b", "mistral3"]
+# Encoders with a token after each row of an image but the last one.
+WITH_BREAKS = ["pixtral", "mistral3"]
+BREAK = 12
 # Sizes of the images of encoders that divide them into tiles.
 TILED = {"idefics3": [(24, 8), (10, 30), (40, 24)], "internvl": [(15, 30), (40, 24)], "internvl6b": [(16, 16)]}
 
@@ -143,7 +170,13 @@ def tiles_of(name, image, settings):
     """The tiles of an image, and the texts around them."""
     # Without normalization, tiles stay bytes.
     settings = settings | {"do_rescale": False, "do_normalize": False}
-    if name.startswith("internvl"):
+    if name == "pixtral":
+        raw = transformers.PixtralImageProcessorPil(**settings, do_pad=False)(image)
+        self = types.SimpleNamespace(image_token="A", image_break_token="A", image_end_token="[IMG_END]")
+        self.patch_size, self.spatial_merge_size = settings["patch_size"]["width"], 1
+        text = transformers.PixtralProcessor.replace_image_token(self, raw, 0)
+        tiles, texts = raw["pixel_values"], re.split("A+", text)
+    elif name.startswith("internvl"):
         tiles = transformers.GotOcr2ImageProcessorPil(**settings, crop_to_patches=True)(image)["pixel_values"]
         texts = ["<img>"] + [""] * (len(tiles) - 1) + ["</img>"]
     else:
@@ -157,6 +190,10 @@ def tiles_of(name, image, settings):
 
 def settings_of(name, side, longest, tiles):
     """Settings of a processor, and the keys of a file that stand for them."""
+    if name == "pixtral":
+        merge = tiles[0] % 2 + 1
+        settings = {"size": {"longest_edge": longest}, "patch_size": {"height": PATCH * merge, "width": PATCH * merge}}
+        return settings, {"image_size": longest, "spatial_merge_size": merge}
     if name.startswith("internvl"):
         settings = {"size": {"height": side, "width": side}, "min_patches": tiles[0], "max_patches": tiles[1]}
         return settings, {"preproc_min_tiles": tiles[0], "preproc_max_tiles": tiles[1]}
@@ -176,6 +213,11 @@ def rows_of(model, name, image, preprocessing):
         tiles = tiles[None] if name == "idefics3" else tiles
         return torch.cat(list(model.model.get_image_features(tiles).pooler_output))
     pixels = normal(image, preprocessing)
+    if name in WITH_BREAKS:
+        rows = model.model.get_image_features(pixels[None], image_sizes=[pixels.shape[1:]]).pooler_output[0]
+        rows = rows.unflatten(0, (-1, image.width // unit_of(name)))
+        token = model.get_input_embeddings().weight[BREAK].expand(len(rows), 1, -1)
+        return torch.cat([rows, token], dim=1).flatten(0, 1)[:-1]
     if name == "gemma3":
         features = model.model.get_image_features(pixels[None])
         return features.pooler_output[0]
@@ -187,11 +229,31 @@ def rows_of(model, name, image, preprocessing):
     return torch.cat([rows, *deep], dim=1)
 
 
+def unit_of(name):
+    """Width and height of the pixels of a row."""
+    return PATCH if name == "pixtral" else 2 * PATCH
+
+
+def logits_with_breaks(model, name, preprocessing):
+    """The logits of a text with two images and tokens between their rows."""
+    images = [normal(image_of(width, height), preprocessing) for width, height in sizes_of(name)]
+    heights, widths = zip(*[image.shape[1:] for image in images])
+    padded = [torch.nn.functional.pad(image, (0, max(widths) - image.shape[2], 0, max(heights) - image.shape[1])) for image in images]
+    ids = [3, 7]
+    for width, height in sizes_of(name):
+        ids += [*[*[60] * (width // unit_of(name)), BREAK] * (height // unit_of(name))][:-1] + [13, 9]
+    sizes = torch.tensor(list(zip(heights, widths)))
+    logits = model(input_ids=torch.tensor([ids]), pixel_values=torch.stack(padded), image_sizes=sizes).logits
+    return text_of(sizes_of(name), [60 if token == BREAK else token for token in ids], logits)
+
+
 def logits_of(model, name):
     """The logits of a text with two images: the first one between tokens, the second one at the end."""
     preprocessing = MODELS[name]()[1]
     if name in TILED:
         return tiled_logits_of(model, name, preprocessing)
+    if name in WITH_BREAKS:
+        return logits_with_breaks(model, name, preprocessing)
     sizes = [(32, 32)] * 2 if name == "gemma3" else [SIZES[0], SIZES[1]]
     images = [normal(image_of(width, height), preprocessing) for width, height in sizes]
     counts = [4, 4] if name == "gemma3" else [width * height // (2 * PATCH) ** 2 for width, height in sizes]
@@ -244,7 +306,8 @@ def converted(converter, folder, target, *flags):
 
 
 def sizes_of(name):
-    return ({"gemma3": [(32, 32)], "qwen25vl": [*SIZES, WINDOWED]} | TILED).get(name, SIZES)
+    own = {"gemma3": [(32, 32)], "qwen25vl": [*SIZES, WINDOWED], "pixtral": [(16, 24), (28, 12)]}
+    return (own | TILED).get(name, SIZES)
 
 
 def fixture(name, converter):
@@ -264,18 +327,22 @@ def fixture(name, converter):
         text = None if name in WITHOUT_TEXT else logits_of(model, name)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
+        weights = pathlib.Path(folder) / "model.safetensors"
         if name.startswith("internvl"):
-            rename(pathlib.Path(folder) / "model.safetensors", r"^(?=vision_tower|multi_modal)", "model.")
+            rename(weights, r"^(?=vision_tower|multi_modal)", "model.")
             name_parts(pathlib.Path(folder) / "config.json", text="Qwen2ForCausalLM", vision="InternVisionModel")
-        else:
-            old = r"^(model\.)?vision_tower\.(?!vision_model)"
-            rename(pathlib.Path(folder) / "model.safetensors", old, "vision_tower.vision_model.")
+        elif name not in WITH_BREAKS:
+            rename(weights, r"^(model\.)?vision_tower\.(?!vision_model)", "vision_tower.vision_model.")
         (pathlib.Path(folder) / "preprocessor_config.json").write_text(json.dumps(preprocessing))
         vocabulary = {"model": {"vocab": {str(token): token for token in range(64)}}, "added_tokens": []}
+        added = {"added_tokens_decoder": {str(BREAK): {"content": "[IMG_BREAK]"}}}
+        (pathlib.Path(folder) / "tokenizer_config.json").write_text(json.dumps(added))
         (pathlib.Path(folder) / "tokenizer.json").write_text(json.dumps(vocabulary))
-        converted(converter, folder, FOLDER / f"{name}.gguf", "--mmproj")
         if text:
             converted(converter, folder, FOLDER / f"{name}-text.gguf")
+        # The encoder's file has the token between rows, whose table has no prefix in published models.
+        rename(weights, r"^language_model\.model\.(?=embed_tokens)", "")
+        converted(converter, folder, FOLDER / f"{name}.gguf", "--mmproj")
     result = json.dumps({"transformers": transformers.__version__, "cases": cases, "text": text})
     (FOLDER / f"{name}.json").write_text(result + "\n")
     print(name, [len(case["rows"]) for case in cases])
@@ -327,13 +394,13 @@ def tiled():
     """Sizes, texts and hashes of the tiles of images."""
     rng = random.Random(2)
     cases = []
-    for name in ["idefics3", "internvl"] * 20:
+    for name in ["idefics3", "internvl", "pixtral"] * 20:
         width, height = (int(2 ** rng.uniform(2, 8)) for _ in range(2))
         side, longest = 16 * rng.randint(1, 3), rng.randint(30, 150)
         counts = (rng.randint(1, 4), rng.randint(4, 14))
         settings, keys = settings_of(name, side, longest, counts)
         tiles, texts = tiles_of(name, image_of(width, height), settings)
-        keys |= {"image_size": side}
+        keys = {"image_size": side} | keys
         hashes = [[tile.width, tile.height, fnv(tile.tobytes())] for tile in tiles]
         cases.append({"name": name, "keys": keys, "size": [width, height], "texts": texts, "tiles": hashes})
     (FOLDER / "tiled.json").write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")

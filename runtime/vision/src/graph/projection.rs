@@ -18,6 +18,17 @@ impl VitBuilder<'_> {
         self.graph.reshape(x, shape)
     }
 
+    /// Puts the patches that become one row side by side, with the same element of all patches
+    /// first, as unfolding does.
+    fn merged_by_element(&mut self, x: TensorId) -> Result<TensorId> {
+        let count = self.spec.merge * self.spec.merge;
+        let (width, rows) = (self.spec.n_embd, self.order.len() / count);
+        let x = self.graph.reshape(x, [width, count, rows, 1])?;
+        let x = self.graph.permute(x, [1, 0, 2, 3])?;
+        let x = self.graph.cont(x)?;
+        self.graph.reshape(x, [width * count, rows, 1, 1])
+    }
+
     /// Applies two layers with the exact GELU, which projectors use.
     fn mlp(&mut self, x: TensorId, [first, second]: [&str; 2]) -> Result<TensorId> {
         let inner = self.linear(x, first)?;
@@ -51,14 +62,22 @@ impl VitBuilder<'_> {
                 let x = self.scaled(x, "mm.model.mlp.0")?;
                 self.mlp(x, ["mm.model.mlp.1", "mm.model.mlp.3"])
             }
+            Projector::Pixtral => {
+                let x = if self.spec.merge > 1 {
+                    let x = self.norm(x, "mm.input_norm")?;
+                    let x = self.merged_by_element(x)?;
+                    self.product(x, "mm.patch_merger.weight")?
+                } else {
+                    x
+                };
+                self.mlp(x, ["mm.1", "mm.2"])
+            }
             Projector::Gemma3 => {
                 let x = self.norm(x, "v.post_ln")?;
-                // The mean of the patches of a row: they are side by side.
                 let count = self.spec.merge * self.spec.merge;
                 let rows = self.order.len() / count;
-                let x = self.graph.reshape(x, [self.spec.n_embd, count, rows, 1])?;
-                let x = self.graph.permute(x, [1, 0, 2, 3])?;
-                let x = self.graph.cont(x)?;
+                let x = self.merged_by_element(x)?;
+                let x = self.graph.reshape(x, [count, self.spec.n_embd, rows, 1])?;
                 let x = self.graph.mean(x)?;
                 let x = self.graph.reshape(x, [self.spec.n_embd, rows, 1, 1])?;
                 let x = self.graph.rms_norm(x, SOFT_NORM_EPS)?;

@@ -10,12 +10,12 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// Encoders, and their language models.
-const NAMES: [&str; 6] = [
-    "qwen2vl", "qwen25vl", "qwen3vl", "gemma3", "idefics3", "internvl",
+const NAMES: [&str; 7] = [
+    "qwen2vl", "qwen25vl", "qwen3vl", "gemma3", "idefics3", "internvl", "pixtral",
 ];
 
 /// Variants of these encoders.
-const VARIANTS: [&str; 1] = ["internvl6b"];
+const VARIANTS: [&str; 2] = ["internvl6b", "mistral3"];
 
 /// Bound on the error in F32. Sums have up to 128 terms, and errors add up over a dozen operations:
 /// far below (12 · 128 · 2^-24)² = 8e-9 of the result's square, and mostly not in one direction.
@@ -56,6 +56,7 @@ fn rows_equal_those_of_the_original() {
     for name in NAMES.into_iter().chain(VARIANTS) {
         let path = fixture(&format!("{name}.gguf"));
         let mut encoder = Encoder::load(path, &options()).unwrap();
+        let unit = encoder.spec().patch_size * encoder.spec().merge;
         // The first image again, after another size.
         let mut cases = cases(name);
         cases.push(cases[0].clone());
@@ -63,10 +64,9 @@ fn rows_equal_those_of_the_original() {
             let mut rows = Vec::new();
             for tile in encoder.encode(&image, &CancelToken::new()).unwrap() {
                 let [columns, count] = tile.grid;
-                assert_eq!(
-                    tile.values.len(),
-                    columns * count * encoder.spec().row_width()
-                );
+                let size = [columns, count].map(|extent| extent * unit);
+                let count = encoder.spec().token_count(size);
+                assert_eq!(tile.values.len(), count * encoder.spec().row_width());
                 rows.extend(tile.values);
             }
             assert_eq!(rows.len(), expected.len(), "{name}");
