@@ -9,7 +9,7 @@ use std::sync::Arc;
 #[test]
 fn a_plan_has_the_memory_of_the_encoder_for_all_sizes() {
     for name in [
-        "qwen2vl", "qwen25vl", "qwen3vl", "gemma3", "idefics3", "internvl",
+        "qwen2vl", "qwen25vl", "qwen3vl", "gemma3", "idefics3", "internvl", "pixtral",
     ] {
         let cpu: Arc<dyn Device> = CpuDevice::new(CpuOptions::default().with_threads(1));
         let options = EncoderOptions {
