@@ -303,9 +303,12 @@ fn another_image_is_not_mistaken_for_the_cached_one() {
     }
 }
 
+/// A requested image.
+type Requested = (Arc<ImageTokens>, EngineWaker);
+
 /// Encodes images when the test says so.
 #[derive(Clone, Default)]
-struct Later(Arc<Mutex<Vec<(Arc<ImageTokens>, EngineWaker)>>>);
+struct Later(Arc<Mutex<Vec<Requested>>>);
 
 impl std::fmt::Debug for Later {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -381,7 +384,8 @@ fn others_go_on_while_an_image_is_encoded() {
 fn a_failing_encoder_fails_only_its_request() {
     let model = model("qwen2vl");
     let width = model.spec().input_width();
-    let failing: [fn(usize) -> samite_llm::Result<Vec<f32>>; 3] = [
+    type Encode = fn(usize) -> samite_llm::Result<Vec<f32>>;
+    let failing: [Encode; 3] = [
         |_| Err(Error::InvalidArgument("out of paint".into())),
         |width| Ok(vec![0.0; 8 * width - 1]),
         |_| panic!("a fault of the encoder"),
