@@ -381,6 +381,7 @@ async function respond() {
     }
   }
   clearInterval(saving);
+  draw();
   if (coming.get(conversation)?.end === own) coming.delete(conversation);
   setRunning();
   const isEmpty = !message.content && !message.reasoning && !message.error;

@@ -35,7 +35,7 @@ const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? 
 async function opened(options = {}, address = url, prepare = () => {}) {
   const context = await browser.newContext({ viewport: { width: 1100, height: 760 }, ...options });
   const page = await context.newPage();
-  page.setDefaultTimeout(15000);
+  page.setDefaultTimeout(60000);
   page.wrong = [];
   page.on("pageerror", (error) => page.wrong.push(String(error)));
   page.on("console", (message) => message.type() === "error" && page.wrong.push(message.text()));
