@@ -74,7 +74,7 @@ fn the_text_after_an_image_depends_on_the_image() {
     }
 }
 
-/// Holds a conversation line by line. Returns the answers and what is told beside them.
+/// Holds a conversation line by line. Returns the answers and the notes.
 fn chat(dir: &TempDir, encoder: Option<&Path>, more: &str, lines: &str) -> (String, String) {
     let mut command = child(env!("CARGO_BIN_EXE_samite"));
     command.current_dir(dir.path());

@@ -105,7 +105,7 @@ impl ImageTokens {
     /// Returns the embeddings of all tokens, and computes them when they are first needed.
     ///
     /// # Errors
-    /// Returns the error of the encoder, which is asked again only if it was cancelled.
+    /// Returns the error of the encoder, which stays unless it was a cancellation.
     pub fn rows(&self) -> Result<Arc<[f32]>> {
         if let Some(rows) = self.rows.get() {
             return rows.clone();

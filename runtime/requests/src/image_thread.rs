@@ -12,7 +12,7 @@ pub trait RequestRows: Debug + Send {
 }
 
 /// A thread that computes the rows of images in the order in which they are requested. It skips
-/// those that nobody needs any more, and ends when this is dropped.
+/// those of ended requests, and ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ImageThread(mpsc::Sender<(Weak<ImageTokens>, EngineWaker)>);
 

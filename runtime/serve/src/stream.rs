@@ -80,7 +80,7 @@ pub struct Running {
     readers: Vec<Option<Reader>>,
     pub choices: Vec<Choice>,
     next: usize,
-    /// Stops the encoding of an image that nobody waits for any more.
+    /// Stops the encoding of images if the client disconnects.
     cancel: CancelToken,
 }
 

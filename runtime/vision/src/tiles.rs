@@ -148,7 +148,7 @@ impl TilePlan {
 }
 
 /// Returns the columns and rows of tiles whose aspect ratio is nearest to that of `size`. Of equal
-/// ones, the smallest grid is chosen, or a larger one of which the image fills over a half.
+/// ones, the smallest grid is chosen, or a larger one if the image fills over half of it.
 fn nearest_grid(size: [usize; 2], tile: usize, tiles: &RangeInclusive<usize>) -> [usize; 2] {
     let most = *tiles.end();
     let columns = 1..=most;

@@ -59,11 +59,11 @@ impl Engine {
 
     fn add_saved(&mut self, saved: &SavedSequence, key: Key, slot: usize) -> Result<usize> {
         let is_text = saved.tokens.len() == saved.len() && saved.has_no_gaps();
-        let is_known = |token: u32| {
+        let in_vocabulary = |token: u32| {
             let is_image = token >= FIRST_IMAGE_ID && self.limits.image > 0;
             is_image || (token as usize) < self.limits.vocabulary
         };
-        if !is_text || !saved.tokens.iter().all(|&token| is_known(token)) {
+        if !is_text || !saved.tokens.iter().all(|&token| in_vocabulary(token)) {
             return Err(Error::InvalidArgument(
                 "the saved sequence is no text: tokens are missing, or of another vocabulary"
                     .into(),

@@ -356,7 +356,10 @@ fn what_cannot_be_seen_is_named() {
     let many: Vec<Value> = (0..400).map(|_| image("rgb")).collect();
     let many = json!({"messages": [{"role": "user", "content": many}]});
     refuse(path, many, 400, &["exceed_context_size", "1536 tokens"]);
-    let native = |prompt: &str, images: Value| json!({"prompt": {"prompt_string": prompt, "multimodal_data": images}});
+    let native = |prompt: &str, images: Value| {
+        let prompt = json!({"prompt_string": prompt, "multimodal_data": images});
+        json!({"prompt": prompt})
+    };
     refuse(
         "/completion",
         native("<__media__>", json!([])),
