@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::graph::{self, VisionGraph};
 use crate::patches::PatchOrder;
+use crate::projector::Projector;
 use crate::rgb::RgbImage;
 use crate::spec::VisionSpec;
 use crate::weights::EncoderWeights;
@@ -122,7 +123,7 @@ impl Encoder {
     }
 
     fn from_gguf(file: &GgufFile, options: &EncoderOptions) -> Result<Self> {
-        let spec = VisionSpec::from_metadata(file.metadata(), options.tokens)?;
+        let mut spec = VisionSpec::from_metadata(file.metadata(), options.tokens)?;
         let Some(device) = options.devices.first() else {
             return Err(Error::model("no device is given"));
         };
@@ -132,6 +133,16 @@ impl Encoder {
             ..LoadOptions::default()
         };
         let weights = EncoderWeights::load(file, device, options.repack, &load)?;
+        if spec.projector == Projector::Mlp {
+            // Old files have the width of CLIP's own projection, and count layers that they lack.
+            let rows = weights.get("mm.2.weight");
+            spec.projection_dim = rows.map_or(spec.projection_dim, |rows| rows.layout().shape()[1]);
+            let has_layer = |layer: &usize| {
+                let name = format!("v.blk.{layer}.ln1.weight");
+                weights.get(&name).is_some()
+            };
+            spec.n_layer = (0..spec.n_layer).take_while(has_layer).count();
+        }
         let scheduling = Options {
             environment: options.environment.clone(),
             ..Options::default()

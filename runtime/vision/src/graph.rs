@@ -251,7 +251,8 @@ impl VitBuilder<'_> {
         let x = self.graph.add(x, attention)?;
         self.graph.set_name(x, format!("ffn_inp-{layer}"));
         let normal = self.norm(x, &format!("{prefix}.ln2"))?;
-        let up = self.linear(normal, &format!("{prefix}.ffn_up"))?;
+        let [up, down] = self.feed_forward_names(&prefix);
+        let up = self.linear(normal, &up)?;
         let inner = if self
             .weights
             .get(&format!("{prefix}.ffn_gate.weight"))
@@ -268,11 +269,27 @@ impl VitBuilder<'_> {
         } else {
             self.graph.unary(up, self.spec.activation)?
         };
-        let down = self.linear(inner, &format!("{prefix}.ffn_down"))?;
+        let down = self.linear(inner, &down)?;
         let down = self.layer_scaled(down, &format!("{prefix}.ls2"))?;
         let y = self.graph.add(x, down)?;
         self.graph.set_name(y, format!("layer_out-{layer}"));
         Ok(y)
+    }
+
+    /// Returns the names of the first and the last matrix of a layer's network. Old files
+    /// interchange them.
+    fn feed_forward_names(&self, prefix: &str) -> [String; 2] {
+        let names = [format!("{prefix}.ffn_up"), format!("{prefix}.ffn_down")];
+        let takes_rows = |name: &String| {
+            let matrix = self.weights.get(&format!("{name}.weight"));
+            matrix.is_some_and(|matrix| matrix.layout().shape()[0] == self.spec.n_embd)
+        };
+        let [up, down] = names;
+        if takes_rows(&down) && !takes_rows(&up) {
+            [down, up]
+        } else {
+            [up, down]
+        }
     }
 
     /// Multiplies with the vector `name.weight`, if there is one (LayerScale).

@@ -77,12 +77,40 @@ impl Keys<'_> {
         let has = |key: &str| self.0.get_or(key, false);
         match (has("clip.use_gelu")?, has("clip.use_silu")?) {
             (true, true) => Err(Error::model("clip.use_gelu and clip.use_silu are both set")),
-            (true, false) if matches!(projector, Projector::InternVl | Projector::Pixtral) => {
+            (true, false)
+                if matches!(
+                    projector,
+                    Projector::InternVl | Projector::Pixtral | Projector::Mlp
+                ) =>
+            {
                 Ok(Unary::GeluErf)
             }
             (true, false) => Ok(Unary::Gelu),
             (false, true) => Ok(Unary::Silu),
             (false, false) => Ok(Unary::GeluQuick),
+        }
+    }
+
+    /// Returns the number of layers whose results go to the projector, of `n_layer`.
+    pub fn feature_layers(&self, projector: Projector, n_layer: usize) -> Result<usize> {
+        const PINPOINTS: &str = "clip.vision.image_grid_pinpoints";
+        const LAYERS: &str = "clip.vision.feature_layer";
+        if projector != Projector::Mlp {
+            return Ok(n_layer);
+        }
+        if self.0.contains(PINPOINTS) {
+            return Err(Error::model(format!(
+                "{PINPOINTS}: projector \"mlp\" with tiles, as in LLaVA 1.6, is not supported"
+            )));
+        }
+        match self.0.get::<&[i32]>(LAYERS)? {
+            None => Ok(n_layer),
+            Some(&[layer]) if (1..=n_layer as i64).contains(&i64::from(layer)) => {
+                Ok(layer as usize)
+            }
+            Some(layers) => Err(Error::model(format!(
+                "{LAYERS} is {layers:?}, and one from 1 to {n_layer} is supported"
+            ))),
         }
     }
 
@@ -95,6 +123,7 @@ impl Keys<'_> {
                 ("spatial_merge_size", 2)
             }
             Projector::Pixtral => ("spatial_merge_size", 1),
+            Projector::Mlp => return Ok(1),
         };
         Ok(self.optional_count(name)?.unwrap_or(default))
     }
@@ -108,7 +137,7 @@ impl Keys<'_> {
     ) -> Result<ImageSize> {
         let unit = patch_size * merge;
         match projector {
-            Projector::Gemma3 | Projector::Idefics3 | Projector::InternVl => {
+            Projector::Gemma3 | Projector::Idefics3 | Projector::InternVl | Projector::Mlp => {
                 if side.is_multiple_of(unit) && side <= MAX_SIDE {
                     return Ok(ImageSize::Fixed(side));
                 }

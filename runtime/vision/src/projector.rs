@@ -22,10 +22,12 @@ pub enum Projector {
     /// Pixtral and Mistral Small 3.1: a two-layer network, perhaps after a matrix that merges 2 x 2
     /// patches. A row of its own follows each row of the image but the last one.
     Pixtral,
+    /// LLaVA 1.5: a two-layer network.
+    Mlp,
 }
 
 impl Projector {
-    const ALL: [(Projector, &str); 7] = [
+    const ALL: [(Projector, &str); 8] = [
         (Projector::Qwen2Vl, "qwen2vl_merger"),
         (Projector::Qwen25Vl, "qwen2.5vl_merger"),
         (Projector::Qwen3Vl, "qwen3vl_merger"),
@@ -33,6 +35,7 @@ impl Projector {
         (Projector::Idefics3, "idefics3"),
         (Projector::InternVl, "internvl"),
         (Projector::Pixtral, "pixtral"),
+        (Projector::Mlp, "mlp"),
     ];
 
     /// Returns the name in files.
@@ -75,6 +78,7 @@ impl Projector {
             Projector::Idefics3 => ["", "<fake_token_around_image>"],
             Projector::InternVl => ["<img>", "</img>"],
             Projector::Pixtral => ["", "[IMG_END]"],
+            Projector::Mlp => ["", ""],
         }
     }
 

@@ -69,6 +69,18 @@ impl RgbImage {
         RgbImage::new(width, height, pixels.copied().collect())
     }
 
+    /// Returns a square of this color with the image in its middle.
+    pub(crate) fn squared(&self, color: [u8; 3]) -> Result<RgbImage> {
+        let side = self.width.max(self.height);
+        let [left, top] = [self.width, self.height].map(|extent| (side - extent) / 2);
+        let mut pixels = color.repeat(side * side);
+        let rows = pixels.chunks_exact_mut(3 * side).skip(top);
+        for (row, own) in rows.zip(self.pixels.chunks_exact(3 * self.width)) {
+            row[3 * left..][..own.len()].copy_from_slice(own);
+        }
+        RgbImage::new(side, side, pixels)
+    }
+
     /// Returns the hash of the size and of all pixels.
     pub fn hash(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new();

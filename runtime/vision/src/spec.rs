@@ -143,6 +143,7 @@ impl VisionSpec {
                 "clip.vision.block_count is {n_layer}, at most {MAX_LAYERS} are supported"
             )));
         }
+        let n_layer = keys.feature_layers(projector, n_layer)?;
         let flags = metadata.get::<&[bool]>("clip.vision.is_deepstack_layers")?;
         let layers = flags.unwrap_or_default().iter().enumerate();
         let layers = layers.filter(|(_, is_deep)| **is_deep);
@@ -182,7 +183,13 @@ impl VisionSpec {
         let (size, filter) = ([width, height], self.projector.filter());
         match (&self.image_size, &self.tiling) {
             (ImageSize::Fixed(side), Some(tiling)) => TilePlan::new(tiling, size, *side, filter),
-            (ImageSize::Fixed(side), None) => TilePlan::whole([*side; 2], filter),
+            (ImageSize::Fixed(side), None) => {
+                let whole = TilePlan::whole([*side; 2], filter);
+                if self.projector == Projector::Mlp {
+                    return whole.in_square(self.mean.map(|mean| (mean * 255.0) as u8));
+                }
+                whole
+            }
             (ImageSize::Dynamic { unit, pixels }, _) => {
                 TilePlan::whole(dynamic_size(size, *unit, pixels), filter)
             }
@@ -321,7 +328,7 @@ mod tests {
             ("general.architecture".to_owned(), "llama".into(), "clip"),
             (
                 "clip.projector_type".to_owned(),
-                "mlp".into(),
+                "ldp".into(),
                 "qwen2vl_merger",
             ),
             (
@@ -399,6 +406,23 @@ mod tests {
             let error = error.unwrap_err().to_string();
             assert!(error.contains(named), "{key}: {error}");
         }
+        for changes in [
+            [("clip.vision.feature_layer", vec![4i32].into())],
+            [("clip.vision.feature_layer", vec![1i32, 2].into())],
+            [("clip.vision.image_grid_pinpoints", vec![336i32; 2].into())],
+        ] {
+            let key = changes[0].0;
+            let mut metadata = metadata(&changes);
+            metadata.set("clip.projector_type", "mlp").unwrap();
+            let error = VisionSpec::from_metadata(&metadata, [None, None]);
+            assert!(error.unwrap_err().to_string().contains(key));
+        }
+        let feature_layer = [
+            ("clip.projector_type", "mlp".into()),
+            ("clip.vision.feature_layer", vec![2i32].into()),
+        ];
+        let spec = VisionSpec::from_metadata(&metadata(&feature_layer), [None, None]).unwrap();
+        assert_eq!(spec.n_layer, 2);
         let fixed = [
             ("clip.projector_type", "gemma3".into()),
             ("clip.vision.image_size", 57u32.into()),

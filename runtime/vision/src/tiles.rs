@@ -23,6 +23,9 @@ pub enum Tiling {
 /// Maximum number of pixels of the longer side of a divided image, in Hugging Face's processors.
 const MAX_LONGEST: usize = 4096;
 
+/// Maximum width of a square around an image.
+const MAX_SQUARE: usize = 8192;
+
 /// The tiles of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TilePlan {
@@ -36,6 +39,8 @@ pub struct TilePlan {
     whole: [usize; 2],
     /// True if the whole image is resized from the last step, false if it is from the original.
     is_whole_resized_twice: bool,
+    /// Color around the image in a square, before it is resized.
+    background: Option<[u8; 3]>,
     filter: Filter,
 }
 
@@ -48,7 +53,16 @@ impl TilePlan {
             tile: 0,
             whole: size,
             is_whole_resized_twice: false,
+            background: None,
             filter,
+        }
+    }
+
+    /// Puts the image in the middle of a square of this color first.
+    pub(crate) fn in_square(self, background: [u8; 3]) -> Self {
+        TilePlan {
+            background: Some(background),
+            ..self
         }
     }
 
@@ -123,6 +137,14 @@ impl TilePlan {
     /// # Errors
     /// Returns [`Error::Image`](crate::Error::Image) if a size is too large.
     pub fn cut(&self, image: &RgbImage) -> Result<Vec<RgbImage>> {
+        let square;
+        let image = match self.background {
+            Some(color) => {
+                square = self.squared(image, color)?;
+                &square
+            }
+            None => image,
+        };
         let mut resized = None;
         for &[width, height] in &self.steps {
             let from = resized.as_ref().unwrap_or(image);
@@ -144,6 +166,17 @@ impl TilePlan {
         };
         tiles.push(from.resized(width, height, self.filter)?);
         Ok(tiles)
+    }
+
+    /// Returns the image in the middle of a square. One that would be too large shrinks first.
+    fn squared(&self, image: &RgbImage, color: [u8; 3]) -> Result<RgbImage> {
+        let size = [image.width(), image.height()];
+        let longer = size[0].max(size[1]);
+        if longer <= MAX_SQUARE {
+            return image.squared(color);
+        }
+        let [width, height] = size.map(|extent| (extent * MAX_SQUARE / longer).max(1));
+        image.resized(width, height, self.filter)?.squared(color)
     }
 }
 
@@ -168,4 +201,21 @@ fn nearest_grid(size: [usize; 2], tile: usize, tiles: &RangeInclusive<usize>) ->
         }
     }
     nearest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_images_shrink_before_they_get_a_square() {
+        let plan = TilePlan::whole([8, 8], Filter::Bicubic).in_square([1, 2, 3]);
+        let image = RgbImage::new(65_535, 1, vec![200; 3 * 65_535]).unwrap();
+        let square = plan.squared(&image, [1, 2, 3]).unwrap();
+        assert_eq!([square.width(), square.height()], [MAX_SQUARE; 2]);
+        let rows: Vec<_> = square.pixels().chunks_exact(3 * MAX_SQUARE).collect();
+        let place = rows.iter().position(|row| row[0] == 200);
+        assert_eq!(place, Some((MAX_SQUARE - 1) / 2));
+        assert_eq!(rows[0][..6], [1, 2, 3, 1, 2, 3]);
+    }
 }

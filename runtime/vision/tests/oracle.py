@@ -129,12 +129,55 @@ def pixtral_vision():
     return vision | {"num_attention_heads": 2, "image_size": 64, "patch_size": PATCH}
 
 
+def llava():
+    vision = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
+    vision |= {"num_attention_heads": 2, "image_size": 16, "patch_size": PATCH}
+    config = transformers.LlavaConfig(text_config=SMALL | {"model_type": "llama"}, vision_config=vision, image_token_index=60)
+    return transformers.LlavaForConditionalGeneration(config), NORMAL
+
+
+def llava_file(converter, model, preprocessing, target):
+    """Writes the file that the older of llama.cpp's scripts write: without the last layer, and with the names of the
+    two matrices of a layer interchanged."""
+    sys.path.insert(0, str(pathlib.Path(converter).parent / "gguf-py"))
+    import gguf
+
+    config = model.config.vision_config
+    writer = gguf.GGUFWriter(target, "clip")
+    for key, value in {"clip.has_vision_encoder": True, "clip.has_llava_projector": True, "clip.use_gelu": False}.items():
+        writer.add_bool(key, value)
+    writer.add_string("clip.projector_type", "mlp")
+    counts = {"image_size": config.image_size, "patch_size": config.patch_size, "embedding_length": config.hidden_size}
+    counts |= {"feed_forward_length": config.intermediate_size, "projection_dim": config.projection_dim}
+    counts |= {"attention.head_count": config.num_attention_heads, "block_count": config.num_hidden_layers - 1}
+    for key, value in counts.items():
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", config.layer_norm_eps)
+    for key in ("image_mean", "image_std"):
+        writer.add_array(f"clip.vision.{key}", preprocessing[key])
+    names = [("encoder.layers", "blk"), ("embeddings.", ""), ("embedding", "embd"), ("self_attn.", "attn_"), ("_proj", ""), ("layer_norm", "ln")]
+    names += [("pre_layrnorm", "pre_ln"), ("mlp.fc1", "ffn_down"), ("mlp.fc2", "ffn_up")]
+    for name, weight in model.model.vision_tower.named_parameters():
+        name = name.removeprefix("vision_model.")
+        if name.startswith(("post_layernorm", f"encoder.layers.{config.num_hidden_layers - 1}")):
+            continue
+        for old, new in names:
+            name = name.replace(old, new)
+        writer.add_tensor(f"v.{name}", weight.detach().numpy())
+    for name, weight in model.model.multi_modal_projector.named_parameters():
+        writer.add_tensor(name.replace("linear_1", "mm.0").replace("linear_2", "mm.2"), weight.detach().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def rope():
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}}
 
 
 MODELS = {"qwen2vl": qwen2vl, "qwen25vl": qwen25vl, "qwen3vl": qwen3vl, "gemma3": gemma3, "idefics3": idefics3}
-MODELS |= {"internvl": internvl, "internvl6b": internvl6b, "pixtral": pixtral, "mistral3": mistral3}
+MODELS |= {"internvl": internvl, "internvl6b": internvl6b, "pixtral": pixtral, "mistral3": mistral3, "llava": llava}
 # Variants of an encoder, whose rows are compared, but not the logits after them.
 WITHOUT_TEXT = ["internvl6b", "mistral3"]
 # Encoders with a token after each row of an image but the last one.
@@ -142,6 +185,7 @@ WITH_BREAKS = ["pixtral", "mistral3"]
 BREAK = 12
 # Sizes of the images of encoders that divide them into tiles.
 TILED = {"idefics3": [(24, 8), (10, 30), (40, 24)], "internvl": [(15, 30), (40, 24)], "internvl6b": [(16, 16)]}
+TILED |= {"llava": [(16, 16), (23, 14)]}
 
 
 def image_of(width, height):
@@ -170,7 +214,10 @@ def tiles_of(name, image, settings):
     """The tiles of an image, and the texts around them."""
     # Without normalization, tiles stay bytes.
     settings = settings | {"do_rescale": False, "do_normalize": False}
-    if name == "pixtral":
+    if name == "llava":
+        tiles = transformers.LlavaImageProcessorPil(**settings, do_pad=True)(image)["pixel_values"]
+        texts = ["", ""]
+    elif name == "pixtral":
         raw = transformers.PixtralImageProcessorPil(**settings, do_pad=False)(image)
         self = types.SimpleNamespace(image_token="A", image_break_token="A", image_end_token="[IMG_END]")
         self.patch_size, self.spatial_merge_size = settings["patch_size"]["width"], 1
@@ -190,6 +237,9 @@ def tiles_of(name, image, settings):
 
 def settings_of(name, side, longest, tiles):
     """Settings of a processor, and the keys of a file that stand for them."""
+    if name == "llava":
+        settings = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+        return settings | {"image_mean": NORMAL["image_mean"]}, {}
     if name == "pixtral":
         merge = tiles[0] % 2 + 1
         settings = {"size": {"longest_edge": longest}, "patch_size": {"height": PATCH * merge, "width": PATCH * merge}}
@@ -278,7 +328,7 @@ def tiled_logits_of(model, name, preprocessing):
         if name == "idefics3":
             ids += [token for at in range(len(tiles)) for token in [21, 22 + at, *[60] * 4]] + [21 + index, 9]
         else:
-            ids += [21, *[60] * 4 * len(tiles), 22, 9]
+            ids += [21, *[60] * (16 if name == "llava" else 4) * len(tiles), 22, 9]
     logits = model(input_ids=torch.tensor([ids]), pixel_values=pixels[None] if name == "idefics3" else pixels).logits
     return text_of(sizes, ids, logits)
 
@@ -331,7 +381,7 @@ def fixture(name, converter):
         if name.startswith("internvl"):
             rename(weights, r"^(?=vision_tower|multi_modal)", "model.")
             name_parts(pathlib.Path(folder) / "config.json", text="Qwen2ForCausalLM", vision="InternVisionModel")
-        elif name not in WITH_BREAKS:
+        elif name not in [*WITH_BREAKS, "llava"]:
             rename(weights, r"^(model\.)?vision_tower\.(?!vision_model)", "vision_tower.vision_model.")
         (pathlib.Path(folder) / "preprocessor_config.json").write_text(json.dumps(preprocessing))
         vocabulary = {"model": {"vocab": {str(token): token for token in range(64)}}, "added_tokens": []}
@@ -342,7 +392,10 @@ def fixture(name, converter):
             converted(converter, folder, FOLDER / f"{name}-text.gguf")
         # The encoder's file has the token between rows, whose table has no prefix in published models.
         rename(weights, r"^language_model\.model\.(?=embed_tokens)", "")
-        converted(converter, folder, FOLDER / f"{name}.gguf", "--mmproj")
+        if name == "llava":
+            llava_file(converter, model, preprocessing, FOLDER / f"{name}.gguf")
+        else:
+            converted(converter, folder, FOLDER / f"{name}.gguf", "--mmproj")
     result = json.dumps({"transformers": transformers.__version__, "cases": cases, "text": text})
     (FOLDER / f"{name}.json").write_text(result + "\n")
     print(name, [len(case["rows"]) for case in cases])
@@ -394,7 +447,7 @@ def tiled():
     """Sizes, texts and hashes of the tiles of images."""
     rng = random.Random(2)
     cases = []
-    for name in ["idefics3", "internvl", "pixtral"] * 20:
+    for name in ["idefics3", "internvl", "pixtral", "llava"] * 20:
         width, height = (int(2 ** rng.uniform(2, 8)) for _ in range(2))
         side, longest = 16 * rng.randint(1, 3), rng.randint(30, 150)
         counts = (rng.randint(1, 4), rng.randint(4, 14))
@@ -402,6 +455,7 @@ def tiled():
         tiles, texts = tiles_of(name, image_of(width, height), settings)
         keys = {"image_size": side} | keys
         hashes = [[tile.width, tile.height, fnv(tile.tobytes())] for tile in tiles]
+        name = {"llava": "mlp"}.get(name, name)
         cases.append({"name": name, "keys": keys, "size": [width, height], "texts": texts, "tiles": hashes})
     (FOLDER / "tiled.json").write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
 

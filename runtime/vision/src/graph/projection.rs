@@ -72,6 +72,14 @@ impl VitBuilder<'_> {
                 };
                 self.mlp(x, ["mm.1", "mm.2"])
             }
+            Projector::Mlp => {
+                let x = if self.weights.get("v.post_ln.weight").is_some() {
+                    self.norm(x, "v.post_ln")?
+                } else {
+                    x
+                };
+                self.mlp(x, ["mm.0", "mm.2"])
+            }
             Projector::Gemma3 => {
                 let x = self.norm(x, "v.post_ln")?;
                 let count = self.spec.merge * self.spec.merge;

@@ -10,8 +10,8 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// Encoders, and their language models.
-const NAMES: [&str; 7] = [
-    "qwen2vl", "qwen25vl", "qwen3vl", "gemma3", "idefics3", "internvl", "pixtral",
+const NAMES: [&str; 8] = [
+    "qwen2vl", "qwen25vl", "qwen3vl", "gemma3", "idefics3", "internvl", "pixtral", "llava",
 ];
 
 /// Variants of these encoders.

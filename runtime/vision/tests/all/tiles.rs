@@ -12,7 +12,8 @@ fn spec(case: &Value) -> VisionSpec {
     set("general.architecture", "clip".into());
     set("clip.projector_type", case["name"].as_str().unwrap().into());
     set("clip.vision.attention.layer_norm_epsilon", 1e-6f32.into());
-    set("clip.vision.image_mean", vec![0.5f32; 3].into());
+    let mean = vec![0.481_454_66_f32, 0.457_827_5, 0.408_210_73];
+    set("clip.vision.image_mean", mean.into());
     set("clip.vision.image_std", vec![0.5f32; 3].into());
     for (key, value) in [
         ("embedding_length", 64),
