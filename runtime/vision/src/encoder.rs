@@ -267,18 +267,12 @@ impl Encoder {
         if let Some(input) = built.positions {
             scheduler.write(input, 0, bytemuck::cast_slice(&order.positions()))?;
         }
+        let (rows, weights) = order.table_inputs(&self.spec, built.class_rows);
         if let Some(input) = built.table_rows {
-            let side = self.spec.table_side;
-            if let Some(shares) = built.table_weights {
-                let (rows, weights) = order.interpolation(side);
-                scheduler.write(input, 0, bytemuck::cast_slice(&rows))?;
-                scheduler.write(shares, 0, bytemuck::cast_slice(&weights))?;
-            } else {
-                let class = built.class_rows;
-                let rows = order.patches.iter().map(|[x, y]| class + y * side + x);
-                let rows: Vec<i32> = (0..class).chain(rows).map(|row| row as i32).collect();
-                scheduler.write(input, 0, bytemuck::cast_slice(&rows))?;
-            }
+            scheduler.write(input, 0, bytemuck::cast_slice(&rows))?;
+        }
+        if let Some(input) = built.table_weights {
+            scheduler.write(input, 0, bytemuck::cast_slice(&weights))?;
         }
         scheduler.run(cancel)?;
         let width = self.spec.row_width();

@@ -3,7 +3,7 @@
 mod projection;
 
 use crate::patches::PatchOrder;
-use crate::projector::Projector;
+use crate::projector::{PositionTable, Projector};
 use crate::spec::{Norm, VisionSpec};
 use crate::weights::EncoderWeights;
 use samite_core::{DType, Error, Glu, Graph, Result, Rope, RopeMode, TensorId, Unary};
@@ -23,9 +23,9 @@ pub(crate) struct VisionGraph {
     pub pixels: TensorId,
     /// Positions for rotations: i32 `[4 · patches]`.
     pub positions: Option<TensorId>,
-    /// Rows of the table of positions: i32 `[patches]`, or `[4 · patches]` with weights.
+    /// Rows of the table of positions: i32, one or four for each patch, or all.
     pub table_rows: Option<TensorId>,
-    /// Weights of these rows: f32 `[1, 4 · patches]`.
+    /// Weights of these rows: f32 `[1, 4 · patches]`, or `[all, patches]`.
     pub table_weights: Option<TensorId>,
     /// Number of rows before those of the patches: the class token, if the encoder has one.
     pub class_rows: usize,
@@ -86,12 +86,14 @@ pub(crate) fn build(
         x = builder.graph.concat(class, x, 1)?;
     }
     let (mut table_rows, mut table_weights) = (None, None);
-    if spec.projector.has_table() {
+    if spec.projector.table() != PositionTable::None {
         let (embeddings, inputs) = builder.position_embeddings()?;
         (table_rows, table_weights) = inputs;
         x = builder.graph.add(x, embeddings)?;
     }
-    let positions = (!spec.projector.has_table() || spec.projector.reads_frames())
+    let positions = spec
+        .projector
+        .rotates()
         .then(|| {
             builder
                 .graph
@@ -141,26 +143,33 @@ impl VitBuilder<'_> {
         let name = "v.position_embd.weight";
         let table = self.weight(name)?;
         self.check_width(table, self.spec.n_embd, name)?;
-        let n = self.rows;
-        let is_stretched = self.spec.projector == Projector::Qwen3Vl;
-        let count = if is_stretched { 4 * n } else { n };
+        let (n, all) = (self.rows, self.spec.table_side * self.spec.table_side);
+        let (count, weights) = match self.spec.projector.table() {
+            PositionTable::Stretched => (4 * n, Some([1, 4 * n, 1, 1])),
+            PositionTable::Resized => (all, Some([all, n, 1, 1])),
+            PositionTable::Plain | PositionTable::None => (n, None),
+        };
         let rows = self
             .graph
             .input("table_rows", DType::I32, [count, 1, 1, 1])?;
         let selected = self.graph.get_rows(table, rows)?;
-        if !is_stretched {
+        let Some(shape) = weights else {
             return Ok((selected, (Some(rows), None)));
+        };
+        let weights = self.graph.input("table_weights", DType::F32, shape)?;
+        let inputs = (Some(rows), Some(weights));
+        if self.spec.projector.table() == PositionTable::Resized {
+            let transposed = self.graph.permute(selected, [1, 0, 2, 3])?;
+            let transposed = self.graph.cont(transposed)?;
+            return Ok((self.graph.mul_mat(transposed, weights)?, inputs));
         }
-        let shares = self
-            .graph
-            .input("table_weights", DType::F32, [1, count, 1, 1])?;
-        let scaled = self.graph.mul(selected, shares)?;
+        let scaled = self.graph.mul(selected, weights)?;
         let mut sum = self.graph.rows(scaled, 0, n)?;
         for corner in 1..4 {
             let other = self.graph.rows(scaled, corner * n, n)?;
             sum = self.graph.add(sum, other)?;
         }
-        Ok((sum, (Some(rows), Some(shares))))
+        Ok((sum, inputs))
     }
 
     fn weight(&mut self, name: &str) -> Result<TensorId> {

@@ -20,6 +20,12 @@ const MAX_PIXELS: usize = 64 << 20;
 /// Maximum width and height of images with a fixed size.
 const MAX_SIDE: usize = 8192;
 
+/// Default bounds of the number of rows that an image without tiles becomes with LFM2-VL.
+const LFM2_TOKENS: RangeInclusive<usize> = 64..=256;
+
+/// Width and height of a tile of LFM2-VL, for which files have no key.
+const LFM2_TILE: usize = 512;
+
 /// Maximum number of columns or rows of tiles.
 const MAX_TILES: usize = 64;
 
@@ -118,7 +124,9 @@ impl Keys<'_> {
     pub fn merge(&self, projector: Projector) -> Result<usize> {
         let (name, default) = match projector {
             Projector::Gemma3 => ("projector.scale_factor", 4),
-            Projector::Idefics3 | Projector::InternVl => ("projector.scale_factor", 2),
+            Projector::Idefics3 | Projector::InternVl | Projector::Lfm2 => {
+                ("projector.scale_factor", 2)
+            }
             Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => {
                 ("spatial_merge_size", 2)
             }
@@ -145,15 +153,24 @@ impl Keys<'_> {
                     "clip.vision.image_size is {side}, must be a multiple of {merge} patches of {patch_size}, at most {MAX_SIDE}"
                 )))
             }
-            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => dynamic(tokens, unit),
+            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl => {
+                dynamic(tokens, unit, &DEFAULT_TOKENS)
+            }
+            Projector::Lfm2 => dynamic(tokens, unit, &LFM2_TOKENS),
             Projector::Pixtral => longest_side(tokens, unit, side),
         }
     }
 
-    /// Returns the method of dividing images into tiles of `side` x `side` pixels.
-    pub fn tiling(&self, projector: Projector, side: usize) -> Result<Option<Tiling>> {
-        match projector {
-            Projector::Idefics3 => {
+    /// Returns the method of dividing images into tiles, whose size is `image_size` unless they have
+    /// one of their own.
+    pub fn tiling(
+        &self,
+        projector: Projector,
+        image_size: &ImageSize,
+        patch_size: usize,
+    ) -> Result<Option<Tiling>> {
+        match (projector, image_size) {
+            (Projector::Idefics3, &ImageSize::Fixed(side)) => {
                 // Old files do not tell: one tile.
                 let longest = self.optional_count("preproc_image_size")?.unwrap_or(side);
                 if longest > MAX_SIDE || longest.div_ceil(side) > MAX_TILES {
@@ -163,7 +180,7 @@ impl Keys<'_> {
                 }
                 Ok(Some(Tiling::LongestSide { longest }))
             }
-            Projector::InternVl => {
+            (Projector::InternVl, &ImageSize::Fixed(side)) => {
                 let least = self.optional_count("preproc_min_tiles")?.unwrap_or(1);
                 let most = self.optional_count("preproc_max_tiles")?.unwrap_or(12);
                 if least > most || most > MAX_TILES || most * side * side > MAX_PIXELS {
@@ -173,6 +190,20 @@ impl Keys<'_> {
                 }
                 Ok(Some(Tiling::AspectRatio {
                     tiles: least..=most,
+                }))
+            }
+            (Projector::Lfm2, ImageSize::Dynamic { unit, pixels }) => {
+                if !LFM2_TILE.is_multiple_of(*unit) {
+                    return Err(Error::model(format!(
+                        "clip.vision.patch_size is {patch_size}: tiles of {LFM2_TILE} pixels must be multiples of the {unit} pixels of a row"
+                    )));
+                }
+                Ok(Some(Tiling::LargeOnly {
+                    tiles: 2..=10,
+                    side: LFM2_TILE,
+                    pixels: 2 * pixels.end(),
+                    unit: *unit,
+                    least: patch_size,
                 }))
             }
             _ => Ok(None),
@@ -191,9 +222,13 @@ fn check_tokens(least: usize, most: usize) -> Result<()> {
 }
 
 /// Returns sizes in multiples of `unit`, with bounds of the number of rows.
-fn dynamic([least, most]: [Option<usize>; 2], unit: usize) -> Result<ImageSize> {
-    let most = most.unwrap_or(*DEFAULT_TOKENS.end());
-    let least = least.unwrap_or(most.min(*DEFAULT_TOKENS.start()));
+fn dynamic(
+    [least, most]: [Option<usize>; 2],
+    unit: usize,
+    default: &RangeInclusive<usize>,
+) -> Result<ImageSize> {
+    let most = most.unwrap_or(*default.end());
+    let least = least.unwrap_or(most.min(*default.start()));
     check_tokens(least, most)?;
     let most_pixels = most.saturating_mul(unit).saturating_mul(unit);
     if most_pixels > MAX_PIXELS {

@@ -4,6 +4,8 @@
 //! windows, the patches of a window are adjacent, and windows of one size follow each other, so
 //! that attention within windows is one operation for each size.
 
+use crate::projector::PositionTable;
+use crate::resample::{Filter, Span, spans};
 use crate::rgb::RgbImage;
 use crate::spec::VisionSpec;
 
@@ -113,10 +115,47 @@ impl PatchOrder {
             .collect()
     }
 
+    /// Returns the rows of the table of positions, and their weights. `class` rows precede those of
+    /// the patches.
+    pub fn table_inputs(&self, spec: &VisionSpec, class: usize) -> (Vec<i32>, Vec<f32>) {
+        let side = spec.table_side;
+        match spec.projector.table() {
+            PositionTable::None => Default::default(),
+            PositionTable::Plain => {
+                let rows = self.patches.iter().map(|[x, y]| class + y * side + x);
+                let rows = (0..class).chain(rows).map(|row| row as i32);
+                (rows.collect(), Vec::new())
+            }
+            PositionTable::Stretched => self.interpolation(side),
+            PositionTable::Resized => {
+                let rows = (0..side * side).map(|row| row as i32);
+                (rows.collect(), self.resized_table(side))
+            }
+        }
+    }
+
+    /// Returns the weights of all rows of a table of `side` x `side` positions for each patch, for a
+    /// table that is resized to the grid of patches with a triangle filter.
+    fn resized_table(&self, side: usize) -> Vec<f32> {
+        let axis = |extent: usize| spans(side, extent, Filter::Bilinear).collect::<Vec<Span>>();
+        let [columns, rows] = self.grid.map(axis);
+        let mut weights = vec![0.0; self.len() * side * side];
+        for (table, &[column, row]) in weights.chunks_exact_mut(side * side).zip(&self.patches) {
+            let (left, widths) = &columns[column];
+            let (top, heights) = &rows[row];
+            for (y, height) in heights.iter().enumerate() {
+                for (x, width) in widths.iter().enumerate() {
+                    table[(top + y) * side + left + x] = (width * height) as f32;
+                }
+            }
+        }
+        weights
+    }
+
     /// Returns the rows of a table of `side` x `side` positions between which each patch lies, and
     /// their weights, for a table that is stretched over the image: the four neighbours of all
     /// patches, one after the other.
-    pub fn interpolation(&self, side: usize) -> (Vec<i32>, Vec<f32>) {
+    fn interpolation(&self, side: usize) -> (Vec<i32>, Vec<f32>) {
         let last = side - 1;
         // As numpy's linspace from 0 to the last row, in F32.
         let scaled = |at: usize, extent: usize| {

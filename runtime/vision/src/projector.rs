@@ -24,10 +24,25 @@ pub enum Projector {
     Pixtral,
     /// LLaVA 1.5: a two-layer network.
     Mlp,
+    /// LFM2-VL: tiles of large images; 2 x 2 patches become one row of a two-layer network.
+    Lfm2,
+}
+
+/// Use of an encoder's table of positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PositionTable {
+    /// The encoder has no table.
+    None,
+    /// A row for each patch.
+    Plain,
+    /// Four rows around each patch, of a table whose corners are those of the image.
+    Stretched,
+    /// A table that is resized like an image.
+    Resized,
 }
 
 impl Projector {
-    const ALL: [(Projector, &str); 8] = [
+    const ALL: [(Projector, &str); 9] = [
         (Projector::Qwen2Vl, "qwen2vl_merger"),
         (Projector::Qwen25Vl, "qwen2.5vl_merger"),
         (Projector::Qwen3Vl, "qwen3vl_merger"),
@@ -36,6 +51,7 @@ impl Projector {
         (Projector::InternVl, "internvl"),
         (Projector::Pixtral, "pixtral"),
         (Projector::Mlp, "mlp"),
+        (Projector::Lfm2, "lfm2"),
     ];
 
     /// Returns the name in files.
@@ -79,6 +95,7 @@ impl Projector {
             Projector::InternVl => ["<img>", "</img>"],
             Projector::Pixtral => ["", "[IMG_END]"],
             Projector::Mlp => ["", ""],
+            Projector::Lfm2 => ["<|image_start|>", "<|image_end|>"],
         }
     }
 
@@ -89,6 +106,7 @@ impl Projector {
                 let line = if row > 1 && column == 1 { "\n" } else { "" };
                 format!("{line}<fake_token_around_image><row_{row}_col_{column}>")
             }
+            Projector::Lfm2 => format!("<|img_row_{row}_col_{column}|>"),
             _ => String::new(),
         }
     }
@@ -98,6 +116,7 @@ impl Projector {
         match self {
             Projector::Idefics3 if has_tiles => "\n\n<fake_token_around_image><global-img>",
             Projector::Idefics3 => "<fake_token_around_image><global-img>",
+            Projector::Lfm2 if has_tiles => "<|img_thumbnail|>",
             _ => "",
         }
     }
@@ -107,16 +126,24 @@ impl Projector {
         match self {
             Projector::Gemma3 => Filter::Bilinear,
             Projector::Idefics3 => Filter::Lanczos,
+            Projector::Lfm2 => Filter::TorchBilinear,
             _ => Filter::Bicubic,
         }
     }
 
-    /// Returns whether the encoder has a table of positions.
-    pub(crate) fn has_table(self) -> bool {
-        !matches!(
-            self,
-            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Pixtral
-        )
+    /// Returns the use of the table of positions.
+    pub(crate) fn table(self) -> PositionTable {
+        match self {
+            Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Pixtral => PositionTable::None,
+            Projector::Qwen3Vl => PositionTable::Stretched,
+            Projector::Lfm2 => PositionTable::Resized,
+            _ => PositionTable::Plain,
+        }
+    }
+
+    /// Returns whether queries and keys are rotated by the place of their patch.
+    pub(crate) fn rotates(self) -> bool {
+        self.reads_frames() || self == Projector::Pixtral
     }
 
     /// Returns whether a token follows each row of an image but the last one.

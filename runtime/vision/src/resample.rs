@@ -2,13 +2,13 @@
 //!
 //! A row of weights for each result pixel comes from a filter, stretched where the image shrinks.
 //! Weights have 22 bits after the point. The width is resized first, or the height if it shrinks
-//! by over twice as many pixels, since Pillow 13.
+//! by over twice as many pixels, since Pillow 13. torchvision has its own precision of weights.
 
 use crate::error::{Error, Result};
 use crate::rgb::RgbImage;
 use std::f64::consts::PI;
 
-/// A filter of Pillow.
+/// A filter of Pillow or torchvision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// Triangle, from -1 to 1.
@@ -17,13 +17,15 @@ pub enum Filter {
     Bicubic,
     /// Truncated sinc, from -3 to 3.
     Lanczos,
+    /// Triangle, with weights of 15 bits, as torchvision computes it for bytes.
+    TorchBilinear,
 }
 
 impl Filter {
     /// Returns the distance beyond which the filter is 0.
     fn support(self) -> f64 {
         match self {
-            Filter::Bilinear => 1.0,
+            Filter::Bilinear | Filter::TorchBilinear => 1.0,
             Filter::Bicubic => 2.0,
             Filter::Lanczos => 3.0,
         }
@@ -31,7 +33,7 @@ impl Filter {
 
     fn at(self, x: f64) -> f64 {
         match self {
-            Filter::Bilinear => (1.0 - x.abs()).max(0.0),
+            Filter::Bilinear | Filter::TorchBilinear => (1.0 - x.abs()).max(0.0),
             Filter::Bicubic => {
                 const A: f64 = -0.5;
                 let x = x.abs();
@@ -64,6 +66,37 @@ const FRACTION_BITS: u32 = 32 - 8 - 2;
 /// Maximum extent of a result.
 pub(crate) const MAX_EXTENT: usize = 1 << 16;
 
+/// Source pixels of a result pixel on one axis: the first one, and the weights of those from there.
+pub(crate) type Span = (usize, Vec<f64>);
+
+/// Returns the source pixels of each result pixel of an axis.
+pub(crate) fn spans(from: usize, to: usize, filter: Filter) -> impl Iterator<Item = Span> {
+    let scale = from as f64 / to as f64;
+    let stretch = scale.max(1.0);
+    let support = filter.support() * stretch;
+    let most = most_pixels(from, to, filter);
+    (0..to).map(move |index| {
+        let center = (index as f64 + 0.5) * scale;
+        // Conversions of floats truncate and saturate.
+        let first = (center - support + 0.5) as usize;
+        let end = ((center + support + 0.5) as usize).min(from);
+        let count = end.saturating_sub(first).min(most);
+        let at = |at: usize| filter.at(((at + first) as f64 - center + 0.5) * stretch.recip());
+        let mut weights: Vec<f64> = (0..count).map(at).collect();
+        let sum: f64 = weights.iter().sum();
+        if sum != 0.0 {
+            weights.iter_mut().for_each(|weight| *weight /= sum);
+        }
+        (first, weights)
+    })
+}
+
+/// Returns the maximum number of source pixels of a result pixel.
+fn most_pixels(from: usize, to: usize, filter: Filter) -> usize {
+    let stretch = (from as f64 / to as f64).max(1.0);
+    (filter.support() * stretch).ceil() as usize * 2 + 1
+}
+
 /// Weights of source pixels for each result pixel of one axis.
 struct FilterWeights {
     /// First source pixel, and number of source pixels, for each result pixel.
@@ -71,38 +104,33 @@ struct FilterWeights {
     /// Weights; those of a result pixel begin at its index times `stride`.
     weights: Vec<i32>,
     stride: usize,
+    /// Bits of a weight after the point.
+    fraction_bits: u32,
 }
 
 impl FilterWeights {
     fn new(from: usize, to: usize, filter: Filter) -> Self {
-        let scale = from as f64 / to as f64;
-        let stretch = scale.max(1.0);
-        let support = filter.support() * stretch;
-        let stride = support.ceil() as usize * 2 + 1;
+        let stride = most_pixels(from, to, filter);
+        let fraction_bits = match filter {
+            Filter::TorchBilinear => {
+                let weights = spans(from, to, filter).flat_map(|(_, weights)| weights);
+                torch_bits(weights.fold(0.0, f64::max))
+            }
+            _ => FRACTION_BITS,
+        };
         let mut kernel = FilterWeights {
             spans: Vec::with_capacity(to),
             weights: vec![0; to * stride],
             stride,
+            fraction_bits,
         };
-        let mut row = vec![0.0; stride];
-        for index in 0..to {
-            let center = (index as f64 + 0.5) * scale;
-            // Conversions of floats truncate and saturate.
-            let first = (center - support + 0.5) as usize;
-            let end = ((center + support + 0.5) as usize).min(from);
-            let count = end.saturating_sub(first).min(stride);
-            let mut sum = 0.0;
-            for (at, weight) in row[..count].iter_mut().enumerate() {
-                *weight = filter.at(((at + first) as f64 - center + 0.5) * stretch.recip());
-                sum += *weight;
+        for (index, (first, weights)) in spans(from, to, filter).enumerate() {
+            let fixed = &mut kernel.weights[index * stride..];
+            for (fixed, weight) in fixed.iter_mut().zip(&weights) {
+                let half = if *weight < 0.0 { -0.5 } else { 0.5 };
+                *fixed = (half + weight * f64::from(1 << fraction_bits)) as i32;
             }
-            let weights = &mut kernel.weights[index * stride..][..count];
-            for (fixed, weight) in weights.iter_mut().zip(&row) {
-                let weight = if sum == 0.0 { *weight } else { weight / sum };
-                let half = if weight < 0.0 { -0.5 } else { 0.5 };
-                *fixed = (half + weight * f64::from(1 << FRACTION_BITS)) as i32;
-            }
-            kernel.spans.push((first, count));
+            kernel.spans.push((first, weights.len()));
         }
         kernel
     }
@@ -114,12 +142,22 @@ impl FilterWeights {
     }
 }
 
-/// Rounds a sum, which began with a half.
-fn rounded(sum: i32) -> u8 {
-    (sum >> FRACTION_BITS).clamp(0, 255) as u8
+impl FilterWeights {
+    /// Returns the start of a sum: a half, so that its end is rounded.
+    fn half(&self) -> i32 {
+        1 << (self.fraction_bits - 1)
+    }
+
+    fn rounded(&self, sum: i32) -> u8 {
+        (sum >> self.fraction_bits).clamp(0, 255) as u8
+    }
 }
 
-const HALF: i32 = 1 << (FRACTION_BITS - 1);
+/// Returns the bits after the point with which all weights up to `most` have 15 bits at most.
+fn torch_bits(most: f64) -> u32 {
+    let fits = |bits: &u32| 0.5 + most * f64::from(1u32 << bits) < f64::from(1 << 15);
+    (1..=22).take_while(fits).last().unwrap_or(1)
+}
 
 impl RgbImage {
     /// Returns the image resized to this width and height.
@@ -137,7 +175,8 @@ impl RgbImage {
         }
         let less = |from: usize, to: usize| from as i64 - to as i64;
         let shrinks = less(self.height(), height);
-        if shrinks > 0 && shrinks > 2 * less(self.width(), width) {
+        let may_turn = filter != Filter::TorchBilinear;
+        if may_turn && shrinks > 0 && shrinks > 2 * less(self.width(), width) {
             self.with_height(height, filter)?.with_width(width, filter)
         } else {
             self.with_width(width, filter)?.with_height(height, filter)
@@ -168,13 +207,13 @@ fn resized_rows(source: &[u8], from: usize, to: usize, kernel: &FilterWeights) -
     let mut result = Vec::with_capacity(rows * to * 3);
     for row in source.chunks_exact(3 * from) {
         for (first, weights) in kernel.rows() {
-            let mut sums = [HALF; 3];
+            let mut sums = [kernel.half(); 3];
             for (pixel, weight) in row[3 * first..].chunks_exact(3).zip(weights) {
                 for (sum, &channel) in sums.iter_mut().zip(pixel) {
                     *sum += i32::from(channel) * weight;
                 }
             }
-            result.extend(sums.map(rounded));
+            result.extend(sums.map(|sum| kernel.rounded(sum)));
         }
     }
     result
@@ -185,13 +224,13 @@ fn resized_columns(source: &[u8], width: usize, to: usize, kernel: &FilterWeight
     let mut result = Vec::with_capacity(row * to);
     let mut sums = vec![0; row];
     for (first, weights) in kernel.rows() {
-        sums.fill(HALF);
+        sums.fill(kernel.half());
         for (values, weight) in source[row * first..].chunks_exact(row).zip(weights) {
             for (sum, &value) in sums.iter_mut().zip(values) {
                 *sum += i32::from(value) * weight;
             }
         }
-        result.extend(sums.iter().copied().map(rounded));
+        result.extend(sums.iter().map(|&sum| kernel.rounded(sum)));
     }
     result
 }
@@ -203,7 +242,12 @@ mod tests {
     #[test]
     fn a_grey_image_stays_grey_at_any_size() {
         let image = RgbImage::new(7, 5, vec![77; 7 * 5 * 3]).unwrap();
-        for filter in [Filter::Bilinear, Filter::Bicubic, Filter::Lanczos] {
+        for filter in [
+            Filter::Bilinear,
+            Filter::Bicubic,
+            Filter::Lanczos,
+            Filter::TorchBilinear,
+        ] {
             for size in [[1, 1], [3, 9], [40, 2], [7, 5], [65, 64]] {
                 let resized = image.resized(size[0], size[1], filter).unwrap();
                 assert_eq!([resized.width(), resized.height()], size);

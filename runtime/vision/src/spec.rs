@@ -113,7 +113,7 @@ impl VisionSpec {
         let side = keys.count("image_size")?;
         let unit = patch_size * merge;
         let image_size = keys.image_size(projector, tokens, [side, merge, patch_size])?;
-        let tiling = keys.tiling(projector, side)?;
+        let tiling = keys.tiling(projector, &image_size, patch_size)?;
         let windows = match projector {
             Projector::Qwen25Vl => {
                 let size = keys.optional_count("window_size")?.unwrap_or(112);
@@ -180,22 +180,19 @@ impl VisionSpec {
 
     /// Returns the tiles of an image of `width` x `height` pixels.
     pub fn tiles(&self, width: usize, height: usize) -> TilePlan {
-        let (size, filter) = ([width, height], self.projector.filter());
-        match (&self.image_size, &self.tiling) {
-            (ImageSize::Fixed(side), Some(tiling)) => TilePlan::new(tiling, size, *side, filter),
-            (ImageSize::Fixed(side), None) => {
-                let whole = TilePlan::whole([*side; 2], filter);
-                if self.projector == Projector::Mlp {
-                    return whole.in_square(self.mean.map(|mean| (mean * 255.0) as u8));
-                }
-                whole
-            }
-            (ImageSize::Dynamic { unit, pixels }, _) => {
-                TilePlan::whole(dynamic_size(size, *unit, pixels), filter)
-            }
-            (ImageSize::LongestSide { unit, longest }, _) => {
-                TilePlan::whole(longest_side_size(size, *unit, *longest), filter)
-            }
+        let size = [width, height];
+        let whole = match &self.image_size {
+            ImageSize::Fixed(side) => [*side; 2],
+            ImageSize::Dynamic { unit, pixels } => dynamic_size(size, *unit, pixels),
+            ImageSize::LongestSide { unit, longest } => longest_side_size(size, *unit, *longest),
+        };
+        let mut plan = TilePlan::whole(whole, self.projector.filter());
+        if self.projector == Projector::Mlp {
+            plan = plan.in_square(self.mean.map(|mean| (mean * 255.0) as u8));
+        }
+        match &self.tiling {
+            Some(tiling) => plan.tiled(tiling, size),
+            None => plan,
         }
     }
 
@@ -217,10 +214,20 @@ impl VisionSpec {
 
     /// Returns the largest grid of a tile.
     pub fn largest_grid(&self) -> [usize; 2] {
-        match &self.image_size {
+        let whole = match &self.image_size {
             ImageSize::Fixed(side) => self.grid([*side; 2]),
             ImageSize::Dynamic { unit, pixels } => [pixels.end() / (unit * unit), 1],
             ImageSize::LongestSide { unit, longest } => [longest.div_ceil(*unit); 2],
+        };
+        let tile = match &self.tiling {
+            Some(Tiling::LargeOnly { side, .. }) => self.grid([*side; 2]),
+            _ => whole,
+        };
+        let count = |[columns, rows]: [usize; 2]| columns * rows;
+        if count(tile) > count(whole) {
+            tile
+        } else {
+            whole
         }
     }
 
@@ -393,6 +400,7 @@ mod tests {
             ),
             ("idefics3", "image_size", 57, "image_size"),
             ("pixtral", "image_size", 8179, "8179"),
+            ("lfm2", "patch_size", 14, "patch_size"),
             ("internvl", "preproc_max_tiles", 65, "max_tiles"),
             ("internvl", "preproc_min_tiles", 13, "min_tiles"),
             ("internvl", "image_size", 2408, "2408"),

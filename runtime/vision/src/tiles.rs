@@ -18,6 +18,19 @@ pub enum Tiling {
         /// Number of tiles.
         tiles: RangeInclusive<usize>,
     },
+    /// The grid whose aspect ratio is nearest to the image's, for images of over `pixels` pixels.
+    LargeOnly {
+        /// Number of tiles.
+        tiles: RangeInclusive<usize>,
+        /// Width and height of a tile.
+        side: usize,
+        /// Maximum number of pixels of an image without tiles, with sides rounded to `unit`.
+        pixels: usize,
+        /// Unit of the width and height for this comparison.
+        unit: usize,
+        /// Minimum width and height for this comparison.
+        least: usize,
+    },
 }
 
 /// Maximum number of pixels of the longer side of a divided image, in Hugging Face's processors.
@@ -66,28 +79,49 @@ impl TilePlan {
         }
     }
 
-    /// Plans the tiles of an image of this size, of `tile` x `tile` pixels.
-    pub(crate) fn new(tiling: &Tiling, size: [usize; 2], tile: usize, filter: Filter) -> Self {
-        let whole = Self::whole([tile; 2], filter);
+    /// Plans the tiles of an image of this size, besides the whole image.
+    pub(crate) fn tiled(self, tiling: &Tiling, size: [usize; 2]) -> Self {
         match tiling {
-            Tiling::LongestSide { longest } => whole.with_longest_side(size, tile, *longest),
+            Tiling::LongestSide { longest } => self.with_longest_side(size, *longest),
             Tiling::AspectRatio { tiles } => {
-                match nearest_grid(size, tile, tiles) {
-                    // The whole image is the only tile.
-                    [1, 1] => whole,
-                    grid => TilePlan {
-                        steps: vec![grid.map(|extent| extent * tile)],
-                        grid,
-                        tile,
-                        ..whole
-                    },
+                let tile = self.whole[0];
+                self.with_grid(nearest_grid(size, tile, tiles), tile)
+            }
+            Tiling::LargeOnly {
+                tiles,
+                side,
+                pixels,
+                unit,
+                least,
+            } => {
+                let rounded = |extent: usize| {
+                    let count = (extent as f64 / *unit as f64).round_ties_even();
+                    (count as usize * unit).max(*least)
+                };
+                if rounded(size[0]).saturating_mul(rounded(size[1])) <= *pixels {
+                    return self;
                 }
+                self.with_grid(nearest_grid(size, *side, tiles), *side)
             }
         }
     }
 
+    /// Plans this grid of tiles. A single tile would be the whole image.
+    fn with_grid(self, grid: [usize; 2], tile: usize) -> Self {
+        if grid == [1, 1] {
+            return self;
+        }
+        TilePlan {
+            steps: vec![grid.map(|extent| extent * tile)],
+            grid,
+            tile,
+            ..self
+        }
+    }
+
     /// Plans tiles as the processor of Idefics3 does.
-    fn with_longest_side(self, size: [usize; 2], tile: usize, longest: usize) -> Self {
+    fn with_longest_side(self, size: [usize; 2], longest: usize) -> Self {
+        let tile = self.whole[0];
         let is_wide = |size: [usize; 2]| size[0] >= size[1];
         let scaled = |longer: usize, size: [usize; 2]| {
             let (ratio, longer_side) = (size[0] as f64 / size[1] as f64, longer as f64);

@@ -172,12 +172,33 @@ def llava_file(converter, model, preprocessing, target):
     writer.close()
 
 
+def lfm2():
+    # The converter has names for a projector's two layers only if there are three of these.
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
+    # The converter has patches of this size only.
+    vision |= {"patch_size": 16, "vision_use_head": False}
+    text = SMALL | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
+    text |= {"block_auto_adjust_ff_dim": False}
+    del text["head_dim"]
+    config = transformers.Lfm2VlConfig(text_config=text, vision_config=vision, image_token_id=60, projector_hidden_size=24)
+    return transformers.Lfm2VlForConditionalGeneration(config), HALF
+
+
+def naflex(images):
+    """Patches of images of one size, and what the model needs to know of them."""
+    count, _, height, width = images.shape
+    patches = images.unflatten(2, (-1, 16)).unflatten(4, (-1, 16)).permute(0, 2, 4, 3, 5, 1)
+    shapes = torch.tensor([[height // 16, width // 16]] * count)
+    patches = patches.reshape(count, -1, 16 * 16 * 3)
+    return {"pixel_values": patches, "spatial_shapes": shapes, "pixel_attention_mask": torch.ones(patches.shape[:2]).int()}
+
+
 def rope():
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}}
 
 
 MODELS = {"qwen2vl": qwen2vl, "qwen25vl": qwen25vl, "qwen3vl": qwen3vl, "gemma3": gemma3, "idefics3": idefics3}
-MODELS |= {"internvl": internvl, "internvl6b": internvl6b, "pixtral": pixtral, "mistral3": mistral3, "llava": llava}
+MODELS |= {"internvl": internvl, "internvl6b": internvl6b, "pixtral": pixtral, "mistral3": mistral3, "llava": llava, "lfm2": lfm2}
 # Variants of an encoder, whose rows are compared, but not the logits after them.
 WITHOUT_TEXT = ["internvl6b", "mistral3"]
 # Encoders with a token after each row of an image but the last one.
@@ -214,7 +235,17 @@ def tiles_of(name, image, settings):
     """The tiles of an image, and the texts around them."""
     # Without normalization, tiles stay bytes.
     settings = settings | {"do_rescale": False, "do_normalize": False}
-    if name == "llava":
+    if name == "lfm2":
+        raw = transformers.Lfm2VlImageProcessor(**settings, return_row_col_info=True)(image, return_tensors="pt")
+        tiles = []
+        for patches, (rows, columns) in zip(raw["pixel_values"], raw["spatial_shapes"].tolist()):
+            tile = patches[: rows * columns].reshape(rows, columns, 16, 16, 3).permute(4, 0, 2, 1, 3)
+            tiles.append(tile.reshape(3, rows * 16, columns * 16).numpy().astype(numpy.uint8))
+        self = types.SimpleNamespace(image_start_token="<|image_start|>", image_end_token="<|image_end|>")
+        self.image_thumbnail_token, self.image_token = "<|img_thumbnail|>", "A"
+        build = transformers.Lfm2VlProcessor._build_image_tokens
+        texts = build(self, raw["image_rows"][0], raw["image_cols"][0], 1, 1, True, True).split("A")
+    elif name == "llava":
         tiles = transformers.LlavaImageProcessorPil(**settings, do_pad=True)(image)["pixel_values"]
         texts = ["", ""]
     elif name == "pixtral":
@@ -237,6 +268,8 @@ def tiles_of(name, image, settings):
 
 def settings_of(name, side, longest, tiles):
     """Settings of a processor, and the keys of a file that stand for them."""
+    if name == "lfm2":
+        return {}, {"patch_size": 16, "image_size": 256}
     if name == "llava":
         settings = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
         return settings | {"image_mean": NORMAL["image_mean"]}, {}
@@ -268,6 +301,8 @@ def rows_of(model, name, image, preprocessing):
         rows = rows.unflatten(0, (-1, image.width // unit_of(name)))
         token = model.get_input_embeddings().weight[BREAK].expand(len(rows), 1, -1)
         return torch.cat([rows, token], dim=1).flatten(0, 1)[:-1]
+    if name == "lfm2":
+        return model.model.get_image_features(**naflex(pixels[None])).pooler_output[0]
     if name == "gemma3":
         features = model.model.get_image_features(pixels[None])
         return features.pooler_output[0]
@@ -304,6 +339,11 @@ def logits_of(model, name):
         return tiled_logits_of(model, name, preprocessing)
     if name in WITH_BREAKS:
         return logits_with_breaks(model, name, preprocessing)
+    if name == "lfm2":
+        sizes = [(64, 96)] * 2
+        inputs = naflex(torch.stack([normal(image_of(*size), preprocessing) for size in sizes]))
+        ids = [3, 7, *[60] * 6, 9, 11, 13, *[60] * 6, 5]
+        return text_of(sizes, ids, model(input_ids=torch.tensor([ids]), **inputs).logits)
     sizes = [(32, 32)] * 2 if name == "gemma3" else [SIZES[0], SIZES[1]]
     images = [normal(image_of(width, height), preprocessing) for width, height in sizes]
     counts = [4, 4] if name == "gemma3" else [width * height // (2 * PATCH) ** 2 for width, height in sizes]
@@ -357,6 +397,7 @@ def converted(converter, folder, target, *flags):
 
 def sizes_of(name):
     own = {"gemma3": [(32, 32)], "qwen25vl": [*SIZES, WINDOWED], "pixtral": [(16, 24), (28, 12)]}
+    own |= {"lfm2": [(64, 96), (576, 32)]}
     return (own | TILED).get(name, SIZES)
 
 
@@ -383,6 +424,8 @@ def fixture(name, converter):
             name_parts(pathlib.Path(folder) / "config.json", text="Qwen2ForCausalLM", vision="InternVisionModel")
         elif name not in [*WITH_BREAKS, "llava"]:
             rename(weights, r"^(model\.)?vision_tower\.(?!vision_model)", "vision_tower.vision_model.")
+        if name == "lfm2":
+            name_parts(pathlib.Path(folder) / "config.json", text="Lfm2ForCausalLM")
         (pathlib.Path(folder) / "preprocessor_config.json").write_text(json.dumps(preprocessing))
         vocabulary = {"model": {"vocab": {str(token): token for token in range(64)}}, "added_tokens": []}
         added = {"added_tokens_decoder": {str(BREAK): {"content": "[IMG_BREAK]"}}}
@@ -447,8 +490,10 @@ def tiled():
     """Sizes, texts and hashes of the tiles of images."""
     rng = random.Random(2)
     cases = []
-    for name in ["idefics3", "internvl", "pixtral", "llava"] * 20:
-        width, height = (int(2 ** rng.uniform(2, 8)) for _ in range(2))
+    for name in ["idefics3", "internvl", "pixtral", "llava", "lfm2"] * 20:
+        # LFM2 has tiles for images of over 724 x 724 pixels.
+        exponents = (9, 10.5) if name == "lfm2" and len(cases) % 4 == 0 else (2, 8)
+        width, height = (int(2 ** rng.uniform(*exponents)) for _ in range(2))
         side, longest = 16 * rng.randint(1, 3), rng.randint(30, 150)
         counts = (rng.randint(1, 4), rng.randint(4, 14))
         settings, keys = settings_of(name, side, longest, counts)

@@ -80,6 +80,15 @@ impl VitBuilder<'_> {
                 };
                 self.mlp(x, ["mm.0", "mm.2"])
             }
+            Projector::Lfm2 => {
+                let x = self.norm(x, "v.post_ln")?;
+                let mut x = self.merged(x)?;
+                if self.weights.get("mm.input_norm.weight").is_some() {
+                    x = self.graph.norm(x, LAYER_NORM_EPS)?;
+                    x = self.scaled(x, "mm.input_norm")?;
+                }
+                self.mlp(x, ["mm.1", "mm.2"])
+            }
             Projector::Gemma3 => {
                 let x = self.norm(x, "v.post_ln")?;
                 let count = self.spec.merge * self.spec.merge;

@@ -10,8 +10,8 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// Encoders, and their language models.
-const NAMES: [&str; 8] = [
-    "qwen2vl", "qwen25vl", "qwen3vl", "gemma3", "idefics3", "internvl", "pixtral", "llava",
+const NAMES: [&str; 9] = [
+    "qwen2vl", "qwen25vl", "qwen3vl", "gemma3", "idefics3", "internvl", "pixtral", "llava", "lfm2",
 ];
 
 /// Variants of these encoders.
