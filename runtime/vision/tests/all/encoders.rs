@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// Encoders, and their language models.
-const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 9] = [
     "qwen2vl", "qwen25vl", "qwen3vl", "gemma3", "idefics3", "internvl", "pixtral", "llava", "lfm2",
 ];
 

@@ -1,5 +1,6 @@
 //! Plans of encoders have the memory of the real ones.
 
+use crate::encoders::NAMES;
 use crate::{fixture, image};
 use samite_core::{CancelToken, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
@@ -8,9 +9,7 @@ use std::sync::Arc;
 
 #[test]
 fn a_plan_has_the_memory_of_the_encoder_for_all_sizes() {
-    for name in [
-        "qwen2vl", "qwen25vl", "qwen3vl", "gemma3", "idefics3", "internvl", "pixtral",
-    ] {
+    for name in NAMES {
         let cpu: Arc<dyn Device> = CpuDevice::new(CpuOptions::default().with_threads(1));
         let options = EncoderOptions {
             tokens: [None, Some(60)],
