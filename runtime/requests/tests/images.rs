@@ -358,6 +358,8 @@ fn others_go_on_while_an_image_is_encoded() {
             2,
             "both images are requested at once"
         );
+        // With deterministic results, no part of a prompt depends on when its images are there.
+        assert_eq!(engine.view().totals.steps == 0, deterministic);
         if !deterministic {
             let other = answer(&mut engine, &prompts[4], 6);
             assert_eq!(other.tokens, alone(&model, &prompts[4], 6));
@@ -378,6 +380,75 @@ fn others_go_on_while_an_image_is_encoded() {
             });
         assert_eq!(tokens.collect::<Vec<_>>(), alone(&model, &prompts[3], 6));
     }
+}
+
+#[test]
+fn an_image_that_is_not_cut_waits_for_room() {
+    let model = model("gemma3");
+    let [ready, unready] = [(); 2].map(|()| image(&model, 1, [4, 4]));
+    let long = Prompt::default().text(30..38);
+    let seeing = |image: &Image| Prompt::default().text([1, 2]).image(image).text([3]);
+    let expected = [alone(&model, &long, 30), alone(&model, &seeing(&ready), 4)];
+    let options = EngineOptions {
+        slots: 2,
+        context: Some(48),
+        ..options()
+    };
+    let mut engine = engine_of(&model, options, 48);
+    let later = Later::default();
+    engine.set_request_rows(later.clone());
+    let requests = [long.request(30), seeing(&unready).request(4)];
+    let readers = requests.map(|request| submit(&mut engine, request));
+    // The other text takes the cells that were free when the request got its slot.
+    while engine.view().totals.generated_tokens < 26 {
+        assert_eq!(engine.step(), Step::Worked);
+    }
+    let free = 48 - engine.view().used_cells;
+    assert!(free < 16, "{free}");
+    later.encode_next();
+    run(&mut engine);
+    for (reader, expected) in readers.into_iter().zip(expected) {
+        let answer = read(reader);
+        assert_eq!(answer.end.err(), None);
+        assert_eq!(answer.tokens, expected);
+    }
+}
+
+#[test]
+fn an_image_without_room_does_not_keep_the_engine_busy() {
+    let model = model("gemma3");
+    let long = Prompt::default().text(30..38);
+    let [ready, unready] = [(); 2].map(|()| image(&model, 1, [4, 4]));
+    let seeing = |image: &Image| Prompt::default().text([1, 2]).image(image).text([3]);
+    let expected = [alone(&model, &long, 30), alone(&model, &seeing(&ready), 4)];
+    let options = EngineOptions {
+        slots: 2,
+        context: Some(48),
+        ..options()
+    };
+    let mut engine = engine_of(&model, options, 48);
+    let later = Later::default();
+    engine.set_request_rows(later.clone());
+    // Its reader does not read, so it is paused, and keeps its cells.
+    let slow = Request {
+        event_queue: 28,
+        ..long.request(30)
+    };
+    let mut slow = submit(&mut engine, slow);
+    let other = submit(&mut engine, seeing(&unready).request(4));
+    run(&mut engine);
+    later.encode_next();
+    run(&mut engine);
+    let mut tokens = Vec::new();
+    for _ in 0..3 {
+        tokens.extend(events(&mut slow).into_iter().filter_map(|event| match event {
+            Event::Token(token) => Some(token.id),
+            _ => None,
+        }));
+        run(&mut engine);
+    }
+    assert_eq!(tokens, expected[0]);
+    assert_eq!(read(other).tokens, expected[1]);
 }
 
 #[test]
