@@ -3,8 +3,9 @@
 use crate::error::{Error, Result};
 use crate::graph::{self, VisionGraph};
 use crate::patches::PatchOrder;
-use crate::projector::Projector;
+use crate::projector::{PositionTable, Projector};
 use crate::rgb::RgbImage;
+use crate::sizes::ImageSize;
 use crate::spec::VisionSpec;
 use crate::weights::EncoderWeights;
 use samite_core::{CancelToken, Device, Environment};
@@ -132,17 +133,8 @@ impl Encoder {
             in_place: false,
             ..LoadOptions::default()
         };
-        let weights = EncoderWeights::load(file, device, options.repack, &load)?;
-        if spec.projector == Projector::Mlp {
-            // Old files have the width of CLIP's own projection, and count layers that they lack.
-            let rows = weights.get("mm.2.weight");
-            spec.projection_dim = rows.map_or(spec.projection_dim, |rows| rows.layout().shape()[1]);
-            let has_layer = |layer: &usize| {
-                let name = format!("v.blk.{layer}.ln1.weight");
-                weights.get(&name).is_some()
-            };
-            spec.n_layer = (0..spec.n_layer).take_while(has_layer).count();
-        }
+        let weights = EncoderWeights::load(file, &spec, device, options.repack, &load)?;
+        complete(&mut spec, &weights);
         let scheduling = Options {
             environment: options.environment.clone(),
             ..Options::default()
@@ -185,7 +177,14 @@ impl Encoder {
         let table = self.weights.get("v.position_embd.weight");
         let rows = table.map(|table| table.layout().shape()[1]);
         let class = built.class_rows;
-        if rows.is_some_and(|rows| rows != side * side + class) {
+        let is_square = self.spec.projector.table() != PositionTable::Axes;
+        if !is_square && (side < self.spec.merge || rows != Some(2 * side)) {
+            return Err(Error::model(format!(
+                "tensor \"v.position_embd.weight\" has {side} rows for each axis, must have at least {}, and as many for both",
+                self.spec.merge
+            )));
+        }
+        if is_square && rows.is_some_and(|rows| rows != side * side + class) {
             return Err(Error::model(format!(
                 "tensor \"v.position_embd.weight\" has {} rows, but clip.vision.image_size requires {side} x {side} and {class} for a class token",
                 rows.unwrap_or(0)
@@ -292,5 +291,24 @@ impl Encoder {
             values[(place + breaks) * width..][..width].copy_from_slice(row);
         }
         Ok(ImageEmbeddings { values, grid })
+    }
+}
+
+/// Completes a description by what only the weights tell.
+pub(crate) fn complete(spec: &mut VisionSpec, weights: &EncoderWeights) {
+    let rows = |name: &str| weights.get(name).map(|matrix| matrix.layout().shape()[1]);
+    if spec.projector == Projector::Mlp {
+        // Old files have the width of CLIP's own projection, and count layers that they lack.
+        spec.projection_dim = rows("mm.2.weight").unwrap_or(spec.projection_dim);
+        let has_layer = |layer: &usize| {
+            let name = format!("v.blk.{layer}.ln1.weight");
+            weights.get(&name).is_some()
+        };
+        spec.n_layer = (0..spec.n_layer).take_while(has_layer).count();
+    }
+    if let ImageSize::Filled { unit, longest, .. } = &mut spec.image_size {
+        spec.table_side = rows("v.position_embd.weight").unwrap_or(0) / 2;
+        // The table has a row for each patch of the longest side.
+        *longest = (*longest).min(spec.table_side * spec.patch_size).max(*unit);
     }
 }

@@ -1,19 +1,14 @@
 //! Graph of an encoder: from patches to rows for the language model.
 
+mod attention;
 mod projection;
 
 use crate::patches::PatchOrder;
-use crate::projector::{PositionTable, Projector};
+use crate::projector::PositionTable;
 use crate::spec::{Norm, VisionSpec};
 use crate::weights::EncoderWeights;
-use samite_core::{DType, Error, Glu, Graph, Result, Rope, RopeMode, TensorId, Unary};
+use samite_core::{DType, Error, Glu, Graph, Result, TensorId, Unary};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Base of the frequencies of rotations.
-const FREQ_BASE: f32 = 10_000.0;
-
-/// Epsilon of the norms of queries and keys, whatever that of other norms is.
-const QK_NORM_EPS: f32 = 1e-6;
 
 /// Inputs and result of a graph.
 #[derive(Debug)]
@@ -100,9 +95,7 @@ pub(crate) fn build(
                 .input("positions", DType::I32, [4 * n, 1, 1, 1])
         })
         .transpose()?;
-    if weights.get("v.pre_ln.weight").is_some() {
-        x = builder.norm(x, "v.pre_ln")?;
-    }
+    x = builder.norm_if_present(x, "v.pre_ln")?;
     let mut extra = Vec::new();
     for layer in 0..spec.n_layer {
         x = builder.layer(x, layer, positions)?;
@@ -147,6 +140,7 @@ impl VitBuilder<'_> {
         let (count, weights) = match self.spec.projector.table() {
             PositionTable::Stretched => (4 * n, Some([1, 4 * n, 1, 1])),
             PositionTable::Resized => (all, Some([all, n, 1, 1])),
+            PositionTable::Axes => (2 * n, None),
             PositionTable::Plain | PositionTable::None => (n, None),
         };
         let rows = self
@@ -154,7 +148,13 @@ impl VitBuilder<'_> {
             .input("table_rows", DType::I32, [count, 1, 1, 1])?;
         let selected = self.graph.get_rows(table, rows)?;
         let Some(shape) = weights else {
-            return Ok((selected, (Some(rows), None)));
+            let mut sum = selected;
+            if count > n {
+                let columns = self.graph.rows(selected, 0, n)?;
+                let lines = self.graph.rows(selected, n, n)?;
+                sum = self.graph.add(columns, lines)?;
+            }
+            return Ok((sum, (Some(rows), None)));
         };
         let weights = self.graph.input("table_weights", DType::F32, shape)?;
         let inputs = (Some(rows), Some(weights));
@@ -220,7 +220,18 @@ impl VitBuilder<'_> {
             Error::Shape(what) => Error::invalid(format!("tensor '{name}': {what}")),
             error => error,
         };
-        self.graph.mul_mat(matrix, x).map_err(named)
+        let [input, output] = self.weights.bounds(name);
+        let x = self.clamped(x, input)?;
+        let y = self.graph.mul_mat(matrix, x).map_err(named)?;
+        self.clamped(y, output)
+    }
+
+    /// Limits all elements to these bounds.
+    fn clamped(&mut self, x: TensorId, bounds: Option<[f32; 2]>) -> Result<TensorId> {
+        match bounds {
+            Some([min, max]) => self.graph.clamp(x, min, max),
+            None => Ok(x),
+        }
     }
 
     /// Applies the matrix `name.weight`, and the bias `name.bias` if there is one.
@@ -240,6 +251,14 @@ impl VitBuilder<'_> {
         self.scaled(normal, name)
     }
 
+    /// Applies the norm called `name`, if there is one.
+    fn norm_if_present(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        if self.weights.get(&format!("{name}.weight")).is_none() {
+            return Ok(x);
+        }
+        self.norm(x, name)
+    }
+
     /// Multiplies with the vector `name.weight`, and adds the vector `name.bias` if there is one.
     fn scaled(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
         let scale = self.vector(x, &format!("{name}.weight"))?;
@@ -257,6 +276,7 @@ impl VitBuilder<'_> {
         let normal = self.norm(x, &format!("{prefix}.ln1"))?;
         let attention = self.attention(normal, layer, positions)?;
         let attention = self.layer_scaled(attention, &format!("{prefix}.ls1"))?;
+        let attention = self.norm_if_present(attention, &format!("{prefix}.attn_post_norm"))?;
         let x = self.graph.add(x, attention)?;
         self.graph.set_name(x, format!("ffn_inp-{layer}"));
         let normal = self.norm(x, &format!("{prefix}.ln2"))?;
@@ -280,6 +300,7 @@ impl VitBuilder<'_> {
         };
         let down = self.linear(inner, &down)?;
         let down = self.layer_scaled(down, &format!("{prefix}.ls2"))?;
+        let down = self.norm_if_present(down, &format!("{prefix}.ffn_post_norm"))?;
         let y = self.graph.add(x, down)?;
         self.graph.set_name(y, format!("layer_out-{layer}"));
         Ok(y)
@@ -307,126 +328,5 @@ impl VitBuilder<'_> {
             return Ok(x);
         }
         self.scaled(x, name)
-    }
-
-    /// Applies the norm of queries or keys called `name`, if there is one, over all heads together.
-    fn qk_norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
-        if self.weights.get(&format!("{name}.weight")).is_none() {
-            return Ok(x);
-        }
-        let normal = self.graph.rms_norm(x, QK_NORM_EPS)?;
-        self.scaled(normal, name)
-    }
-
-    fn attention(
-        &mut self,
-        x: TensorId,
-        layer: usize,
-        positions: Option<TensorId>,
-    ) -> Result<TensorId> {
-        let prefix = format!("v.blk.{layer}");
-        let width = self.spec.n_embd;
-        let [q, k, v] = if self
-            .weights
-            .get(&format!("{prefix}.attn_qkv.weight"))
-            .is_some()
-        {
-            let all = self.linear(x, &format!("{prefix}.attn_qkv"))?;
-            self.check_width(all, 3 * width, &format!("{prefix}.attn_qkv.weight"))?;
-            let row = self.graph.tensor(all).layout.strides()[1];
-            let mut part = |index: usize| {
-                let shape = [width, self.rows, 1, 1];
-                let bytes = index * width * size_of::<f32>();
-                let part = self.graph.view(all, shape, [row; 3], bytes)?;
-                self.graph.cont(part)
-            };
-            [part(0)?, part(1)?, part(2)?]
-        } else {
-            [
-                self.linear(x, &format!("{prefix}.attn_q"))?,
-                self.linear(x, &format!("{prefix}.attn_k"))?,
-                self.linear(x, &format!("{prefix}.attn_v"))?,
-            ]
-        };
-        let q = self.qk_norm(q, &format!("{prefix}.attn_q_norm"))?;
-        let k = self.qk_norm(k, &format!("{prefix}.attn_k_norm"))?;
-        let heads = self.spec.n_head;
-        let head = width / heads;
-        let shape = [head, heads, self.rows, 1];
-        let mut parts = [q, k, v];
-        for (index, part) in parts.iter_mut().enumerate() {
-            *part = self.graph.reshape(*part, shape)?;
-            if let Some(positions) = positions.filter(|_| index < 2) {
-                *part = self.rotated(*part, positions)?;
-            }
-        }
-        let is_full = |every: usize| (layer + 1).is_multiple_of(every);
-        let windows = self.spec.windows;
-        let windows = windows.filter(|windows| !is_full(windows.full_every));
-        let attended = match windows {
-            None => self.attend(parts, 0, self.rows, 1)?,
-            Some(_) => {
-                let mut all = None;
-                for run in &self.order.windows {
-                    let one = self.attend(parts, run.first, run.patches, run.windows)?;
-                    all = Some(match all {
-                        Some(all) => self.graph.concat(all, one, 1)?,
-                        None => one,
-                    });
-                }
-                all.ok_or_else(|| Error::invalid("an image has no windows"))?
-            }
-        };
-        self.linear(attended, &format!("{prefix}.attn_out"))
-    }
-
-    /// Rotates queries or keys by the rows and columns of their patches.
-    fn rotated(&mut self, x: TensorId, positions: TensorId) -> Result<TensorId> {
-        let head = self.graph.tensor(x).layout.shape()[0];
-        if self.spec.projector != Projector::Pixtral {
-            let sections = [head as u32 / 4; 4];
-            let rope = Rope::new(head / 2, RopeMode::Vision { sections }, FREQ_BASE);
-            return self.graph.rope(x, positions, None, rope);
-        }
-        // Rows turn the first half of a head by every second frequency, from the first one on.
-        // Columns turn the other half by those between them.
-        let n = self.rows;
-        let bytes = n * size_of::<i32>();
-        let rows = self.graph.view(positions, [n, 1, 1, 1], [bytes; 3], 0)?;
-        let columns = self
-            .graph
-            .view(positions, [n, 1, 1, 1], [bytes; 3], bytes)?;
-        let first = Rope::new(head / 2, RopeMode::Normal, FREQ_BASE);
-        let second = Rope {
-            offset: head / 2,
-            freq_scale: FREQ_BASE.powf(-2.0 / head as f32),
-            ..first
-        };
-        let x = self.graph.rope(x, rows, None, first)?;
-        self.graph.rope(x, columns, None, second)
-    }
-
-    /// Returns the attention of `windows` windows of `patches` patches each, from patch `first` on:
-    /// `[width, patches · windows]`.
-    fn attend(
-        &mut self,
-        parts: [TensorId; 3],
-        first: usize,
-        patches: usize,
-        windows: usize,
-    ) -> Result<TensorId> {
-        let [head, heads, ..] = self.graph.tensor(parts[0]).layout.shape();
-        let mut viewed = parts;
-        for part in &mut viewed {
-            let strides = self.graph.tensor(*part).layout.strides();
-            let patch = strides[2];
-            let shape = [head, patches, heads, windows];
-            let strides = [patch, strides[1], patch * patches];
-            *part = self.graph.view(*part, shape, strides, first * patch)?;
-        }
-        let scale = 1.0 / (head as f32).sqrt();
-        let attended = self.graph.flash_attn(viewed, None, None, scale)?;
-        self.graph
-            .reshape(attended, [head * heads, patches * windows, 1, 1])
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::projector::Projector;
+use crate::resample::MAX_EXTENT;
 use crate::sizes::ImageSize;
 use crate::tiles::Tiling;
 use samite_core::Unary;
@@ -22,6 +23,9 @@ const MAX_SIDE: usize = 8192;
 
 /// Default bounds of the number of rows that an image without tiles becomes with LFM2-VL.
 const LFM2_TOKENS: RangeInclusive<usize> = 64..=256;
+
+/// Default of the maximum number of rows of Gemma 4.
+const GEMMA4_TOKENS: usize = 280;
 
 /// Width and height of a tile of LFM2-VL, for which files have no key.
 const LFM2_TILE: usize = 512;
@@ -80,6 +84,10 @@ impl Keys<'_> {
 
     /// Returns the activation of the layers. Files have one name for both kinds of GELU.
     pub fn activation(&self, projector: Projector) -> Result<Unary> {
+        if projector == Projector::Gemma4V {
+            // Files do not tell.
+            return Ok(Unary::Gelu);
+        }
         let has = |key: &str| self.0.get_or(key, false);
         match (has("clip.use_gelu")?, has("clip.use_silu")?) {
             (true, true) => Err(Error::model("clip.use_gelu and clip.use_silu are both set")),
@@ -131,6 +139,7 @@ impl Keys<'_> {
                 ("spatial_merge_size", 2)
             }
             Projector::Pixtral => ("spatial_merge_size", 1),
+            Projector::Gemma4V => ("projector.scale_factor", 3),
             Projector::Mlp => return Ok(1),
         };
         Ok(self.optional_count(name)?.unwrap_or(default))
@@ -158,6 +167,7 @@ impl Keys<'_> {
             }
             Projector::Lfm2 => dynamic(tokens, unit, &LFM2_TOKENS),
             Projector::Pixtral => longest_side(tokens, unit, side),
+            Projector::Gemma4V => filled(tokens, unit),
         }
     }
 
@@ -259,5 +269,17 @@ fn longest_side(
     Ok(ImageSize::LongestSide {
         unit,
         longest: longest.min(limit),
+    })
+}
+
+/// Returns sizes in multiples of `unit` with as many tokens as the second bound allows.
+fn filled([least, most]: [Option<usize>; 2], unit: usize) -> Result<ImageSize> {
+    let count = most.unwrap_or(GEMMA4_TOKENS);
+    // The bounds of the number of pixels are those of sizes that do not fill them.
+    dynamic([least, Some(count)], unit, &DEFAULT_TOKENS)?;
+    Ok(ImageSize::Filled {
+        unit,
+        count,
+        longest: MAX_EXTENT / unit * unit,
     })
 }

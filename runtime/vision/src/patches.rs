@@ -127,6 +127,11 @@ impl PatchOrder {
                 (rows.collect(), Vec::new())
             }
             PositionTable::Stretched => self.interpolation(side),
+            PositionTable::Axes => {
+                let columns = self.patches.iter().map(|[x, _]| *x as i32);
+                let rows = self.patches.iter().map(|[_, y]| (side + y) as i32);
+                (columns.chain(rows).collect(), Vec::new())
+            }
             PositionTable::Resized => {
                 let rows = (0..side * side).map(|row| row as i32);
                 (rows.collect(), self.resized_table(side))

@@ -1,6 +1,6 @@
 //! An encoder without memory: predicts what the real one needs.
 
-use crate::encoder::{EncoderOptions, memory_use, reserved};
+use crate::encoder::{EncoderOptions, complete, memory_use, reserved};
 use crate::error::{Error, Result};
 use crate::spec::VisionSpec;
 use crate::weights::EncoderWeights;
@@ -29,11 +29,12 @@ impl EncoderPlan {
     }
 
     fn from_gguf(file: &GgufFile, options: &EncoderOptions) -> Result<Self> {
-        let spec = VisionSpec::from_metadata(file.metadata(), options.tokens)?;
+        let mut spec = VisionSpec::from_metadata(file.metadata(), options.tokens)?;
         let Some(device) = options.devices.first() else {
             return Err(Error::model("no device is given"));
         };
-        let weights = EncoderWeights::unallocated(file, device, options.repack)?;
+        let weights = EncoderWeights::unallocated(file, &spec, device, options.repack)?;
+        complete(&mut spec, &weights);
         let scheduler = Scheduler::new(options.devices.clone(), Options::default())?;
         let mut bytes = ReservedBytes::default();
         for built in reserved(&spec, &weights) {

@@ -26,6 +26,8 @@ pub enum Projector {
     Mlp,
     /// LFM2-VL: tiles of large images; 2 x 2 patches become one row of a two-layer network.
     Lfm2,
+    /// Gemma 4: means of 3 x 3 patches, and a matrix.
+    Gemma4V,
 }
 
 /// Use of an encoder's table of positions.
@@ -39,10 +41,12 @@ pub(crate) enum PositionTable {
     Stretched,
     /// A table that is resized like an image.
     Resized,
+    /// The sum of a row of a table of columns, and of one of a table of rows.
+    Axes,
 }
 
 impl Projector {
-    const ALL: [(Projector, &str); 9] = [
+    const ALL: [(Projector, &str); 10] = [
         (Projector::Qwen2Vl, "qwen2vl_merger"),
         (Projector::Qwen25Vl, "qwen2.5vl_merger"),
         (Projector::Qwen3Vl, "qwen3vl_merger"),
@@ -52,6 +56,7 @@ impl Projector {
         (Projector::Pixtral, "pixtral"),
         (Projector::Mlp, "mlp"),
         (Projector::Lfm2, "lfm2"),
+        (Projector::Gemma4V, "gemma4v"),
     ];
 
     /// Returns the name in files.
@@ -96,6 +101,7 @@ impl Projector {
             Projector::Pixtral => ["", "[IMG_END]"],
             Projector::Mlp => ["", ""],
             Projector::Lfm2 => ["<|image_start|>", "<|image_end|>"],
+            Projector::Gemma4V => ["<|image>", "<image|>"],
         }
     }
 
@@ -137,13 +143,14 @@ impl Projector {
             Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Pixtral => PositionTable::None,
             Projector::Qwen3Vl => PositionTable::Stretched,
             Projector::Lfm2 => PositionTable::Resized,
+            Projector::Gemma4V => PositionTable::Axes,
             _ => PositionTable::Plain,
         }
     }
 
     /// Returns whether queries and keys are rotated by the place of their patch.
     pub(crate) fn rotates(self) -> bool {
-        self.reads_frames() || self == Projector::Pixtral
+        self.reads_frames() || matches!(self, Projector::Pixtral | Projector::Gemma4V)
     }
 
     /// Returns whether a token follows each row of an image but the last one.
@@ -162,11 +169,5 @@ impl Projector {
             self,
             Projector::Qwen2Vl | Projector::Qwen25Vl | Projector::Qwen3Vl
         )
-    }
-
-    /// Returns whether the tokens of an image attend to each other in both directions in the
-    /// language model.
-    pub fn is_bidirectional(self) -> bool {
-        matches!(self, Projector::Gemma3)
     }
 }

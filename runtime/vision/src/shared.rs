@@ -110,7 +110,7 @@ impl SharedEncoder {
         if !self.spec.projector.has_grid_positions() {
             tokens = tokens.on_one_axis();
         }
-        if self.spec.projector.is_bidirectional() {
+        if self.spec.is_bidirectional() {
             tokens = tokens.bidirectional();
         }
         tokens

@@ -22,6 +22,27 @@ pub enum ImageSize {
         /// Maximum width and height, before they become multiples of `unit`.
         longest: usize,
     },
+    /// The image's own aspect ratio, in multiples of `unit`, with as many rows as possible.
+    Filled {
+        /// Width and height of the patches that become one row.
+        unit: usize,
+        /// Maximum number of rows.
+        count: usize,
+        /// Maximum width and height.
+        longest: usize,
+    },
+}
+
+impl ImageSize {
+    /// Returns the maximum number of pixels of a resized image.
+    pub(crate) fn max_pixels(&self) -> usize {
+        match self {
+            ImageSize::Fixed(side) => side * side,
+            ImageSize::Dynamic { pixels, .. } => *pixels.end(),
+            ImageSize::LongestSide { unit, longest } => (longest.div_ceil(*unit) * unit).pow(2),
+            ImageSize::Filled { unit, count, .. } => count * unit * unit,
+        }
+    }
 }
 
 /// Returns the size nearest to `size`, in multiples of `unit`, with a number of pixels in `pixels`:
@@ -64,6 +85,26 @@ pub(crate) fn longest_side_size(size: [usize; 2], unit: usize, longest: usize) -
     shrunk.map(|extent| extent.max(1).div_ceil(unit) * unit)
 }
 
+/// Returns the largest size with this aspect ratio in multiples of `unit`, rounded down, with up to
+/// `count` rows and sides of at most `longest` pixels: as the processor of Gemma 4 does it.
+pub(crate) fn filled_size(
+    size: [usize; 2],
+    unit: usize,
+    count: usize,
+    longest: usize,
+) -> [usize; 2] {
+    let real = size.map(|extent| extent as f64);
+    let factor = ((count * unit * unit) as f64 / (real[0] * real[1])).sqrt();
+    let units = real.map(|extent| (factor * extent / unit as f64) as usize);
+    let other = |axis: usize| ((real[axis] / real[1 - axis]) as usize).min(count);
+    let units = match units {
+        [0, height] if height > 0 => [1, other(1)],
+        [width, 0] if width > 0 => [other(0), 1],
+        units => units,
+    };
+    units.map(|units| units.clamp(1, (longest / unit).max(1)) * unit)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,6 +141,23 @@ mod tests {
                 width * height <= *pixels.end(),
                 "{size:?}: {width} x {height}"
             );
+        }
+    }
+
+    #[test]
+    fn filled_sizes_stay_within_their_bounds() {
+        for (count, longest) in [(1, 480), (6, 480), (280, 48_000)] {
+            for size in [
+                [1, 1],
+                [20_000, 1],
+                [1, 20_000],
+                [65_535, 65_535],
+                [500, 499],
+            ] {
+                let [width, height] = filled_size(size, 48, count, longest);
+                assert!(width.min(height) >= 48 && width.max(height) <= longest);
+                assert!(width * height <= count * 48 * 48, "{size:?}");
+            }
         }
     }
 }

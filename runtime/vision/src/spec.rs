@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::keys::Keys;
 use crate::projector::Projector;
-use crate::sizes::{ImageSize, dynamic_size, longest_side_size};
+use crate::sizes::{ImageSize, dynamic_size, filled_size, longest_side_size};
 use crate::tiles::{TilePlan, Tiling};
 use samite_core::Unary;
 use samite_gguf::Metadata;
@@ -68,6 +68,10 @@ pub struct VisionSpec {
 /// Maximum number of patches of an image.
 const MAX_PATCHES: usize = 1 << 18;
 
+/// Widths of the language models of Gemma 4 whose image tokens attend to earlier ones only: those of
+/// E2B and E4B.
+const GEMMA4_CAUSAL: [usize; 2] = [1536, 2560];
+
 /// Maximum number of layers.
 const MAX_LAYERS: usize = 1024;
 
@@ -126,12 +130,7 @@ impl VisionSpec {
             }
             _ => None,
         };
-        let largest = match &image_size {
-            ImageSize::Fixed(side) => side * side,
-            ImageSize::Dynamic { pixels, .. } => *pixels.end(),
-            ImageSize::LongestSide { unit, longest } => (longest.div_ceil(*unit) * unit).pow(2),
-        };
-        let patches = largest / (patch_size * patch_size);
+        let patches = image_size.max_pixels() / (patch_size * patch_size);
         if patches > MAX_PATCHES {
             return Err(Error::model(format!(
                 "an image would have {patches} patches of {patch_size} x {patch_size} pixels, at most {MAX_PATCHES} are supported"
@@ -153,6 +152,15 @@ impl VisionSpec {
                 "clip.vision.is_deepstack_layers has more layers than the {n_layer} of clip.vision.block_count"
             )));
         }
+        let mut mean = keys.channels("image_mean")?;
+        let mut std = keys.channels("image_std")?;
+        if projector == Projector::Gemma4V {
+            // Elements from 0 to 1 become those from -1 to 1.
+            for (mean, std) in mean.iter_mut().zip(&mut std) {
+                *std *= 0.5;
+                *mean += *std;
+            }
+        }
         Ok(VisionSpec {
             projector,
             n_embd,
@@ -166,15 +174,15 @@ impl VisionSpec {
             deepstack,
             eps: keys.epsilon()?,
             norm: match projector {
-                Projector::Qwen25Vl | Projector::Pixtral => Norm::Rms,
+                Projector::Qwen25Vl | Projector::Pixtral | Projector::Gemma4V => Norm::Rms,
                 Projector::InternVl => Norm::LayerIfBiased,
                 _ => Norm::Layer,
             },
             activation: keys.activation(projector)?,
             table_side: (side / patch_size).max(1),
             windows,
-            mean: keys.channels("image_mean")?,
-            std: keys.channels("image_std")?,
+            mean,
+            std,
         })
     }
 
@@ -185,6 +193,11 @@ impl VisionSpec {
             ImageSize::Fixed(side) => [*side; 2],
             ImageSize::Dynamic { unit, pixels } => dynamic_size(size, *unit, pixels),
             ImageSize::LongestSide { unit, longest } => longest_side_size(size, *unit, *longest),
+            ImageSize::Filled {
+                unit,
+                count,
+                longest,
+            } => filled_size(size, *unit, *count, *longest),
         };
         let mut plan = TilePlan::whole(whole, self.projector.filter());
         if self.projector == Projector::Mlp {
@@ -199,6 +212,17 @@ impl VisionSpec {
     /// Returns the numbers of columns and rows of tokens of a tile of `size` pixels.
     pub fn grid(&self, size: [usize; 2]) -> [usize; 2] {
         size.map(|extent| extent / (self.patch_size * self.merge))
+    }
+
+    /// Returns whether the tokens of an image attend to each other in both directions in the
+    /// language model.
+    pub fn is_bidirectional(&self) -> bool {
+        match self.projector {
+            Projector::Gemma3 => true,
+            // Files do not tell: those of the small models do not.
+            Projector::Gemma4V => !GEMMA4_CAUSAL.contains(&self.projection_dim),
+            _ => false,
+        }
     }
 
     /// Returns the number of tokens of a tile of `size` pixels.
@@ -218,6 +242,7 @@ impl VisionSpec {
             ImageSize::Fixed(side) => self.grid([*side; 2]),
             ImageSize::Dynamic { unit, pixels } => [pixels.end() / (unit * unit), 1],
             ImageSize::LongestSide { unit, longest } => [longest.div_ceil(*unit); 2],
+            ImageSize::Filled { count, .. } => [*count, 1],
         };
         let tile = match &self.tiling {
             Some(Tiling::LargeOnly { side, .. }) => self.grid([*side; 2]),
@@ -249,7 +274,7 @@ impl VisionSpec {
     /// because they attend to each other: 0 if they do not.
     pub fn tokens_at_once(&self) -> usize {
         let [columns, rows] = self.largest_grid();
-        if self.projector.is_bidirectional() {
+        if self.is_bidirectional() {
             columns * rows
         } else {
             0
@@ -294,6 +319,28 @@ mod tests {
             metadata.set(key, value.clone()).unwrap();
         }
         metadata
+    }
+
+    #[test]
+    fn images_of_small_gemma_4_models_are_read_in_order() {
+        for (projector, width, is_bidirectional) in [
+            ("gemma4v", 1536u32, false),
+            ("gemma4v", 2560, false),
+            ("gemma4v", 5376, true),
+            ("gemma3", 2560, true),
+            ("idefics3", 960, false),
+        ] {
+            let changes = [
+                ("clip.projector_type", projector.into()),
+                ("clip.vision.projection_dim", width.into()),
+            ];
+            let spec = VisionSpec::from_metadata(&metadata(&changes), [None, None]).unwrap();
+            assert_eq!(
+                spec.is_bidirectional(),
+                is_bidirectional,
+                "{projector} {width}"
+            );
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The weights of an encoder.
 
 use crate::error::{Error, Result};
+use crate::projector::Projector;
+use crate::spec::VisionSpec;
 use samite_core::{
     BufferType, DType, Device, Graph, Layout, StoredTensor, TensorGroup, TensorInfo, Usage,
     same_buffer_type,
@@ -13,6 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug, Default)]
 pub(crate) struct EncoderWeights {
     tensors: BTreeMap<Box<str>, Arc<StoredTensor>>,
+    /// Minima and maxima of the elements that matrices read and write, by the names of their tensors.
+    bounds: BTreeMap<Box<str>, f32>,
     /// Bytes by name of the memory.
     bytes: BTreeMap<String, usize>,
     /// Combined hash of all names and data.
@@ -27,7 +31,10 @@ struct Planned<'a> {
     memory: Arc<dyn BufferType>,
 }
 
-/// Matrix that files have transposed.
+/// Ends of the names of bounds, in place of that of a matrix.
+const BOUNDS: [&str; 4] = ["input_min", "input_max", "output_min", "output_max"];
+
+/// Matrix that files of Gemma 3 have transposed.
 const TRANSPOSED: &str = "mm.input_projection.weight";
 
 /// Prefixes of the names of an image encoder's tensors.
@@ -37,15 +44,16 @@ const PREFIXES: [&str; 2] = ["v.", "mm."];
 const AUDIO_PREFIX: &str = "mm.a.";
 
 impl EncoderWeights {
-    /// Loads the weights of `file` to `device`, into packed memory where `repack` is set and the
-    /// device has kernels for it.
+    /// Loads the weights of `file`, for an encoder with this description, to `device`: into packed
+    /// memory where `repack` is set and the device has kernels for it.
     pub fn load(
         file: &GgufFile,
+        spec: &VisionSpec,
         device: &Arc<dyn Device>,
         repack: bool,
         options: &LoadOptions<'_>,
     ) -> Result<Self> {
-        let planned = planned(file, device, repack)?;
+        let planned = planned(file, spec, device, repack)?;
         let mut weights = EncoderWeights {
             bytes: bytes(&planned)?,
             ..EncoderWeights::default()
@@ -96,24 +104,68 @@ impl EncoderWeights {
             },
         )?;
         weights.hash = hash.into_inner().unwrap_or_else(PoisonError::into_inner);
+        weights.read_bounds()?;
         Ok(weights)
     }
 
-    /// Returns the weights of `file` without memory, for plans.
-    pub fn unallocated(file: &GgufFile, device: &Arc<dyn Device>, repack: bool) -> Result<Self> {
-        let planned = planned(file, device, repack)?;
-        let mut tensors = BTreeMap::new();
+    /// Returns the weights of `file` without memory, for plans. Of bounds, only their names are
+    /// known.
+    pub fn unallocated(
+        file: &GgufFile,
+        spec: &VisionSpec,
+        device: &Arc<dyn Device>,
+        repack: bool,
+    ) -> Result<Self> {
+        let planned = planned(file, spec, device, repack)?;
+        let mut weights = EncoderWeights {
+            bytes: bytes(&planned)?,
+            ..EncoderWeights::default()
+        };
         for planned in &planned {
+            let name = planned.info.name.clone();
+            if is_bound(&name) {
+                weights.bounds.insert(name, 0.0);
+                continue;
+            }
             let described = planned.described();
             let size = planned.memory.alloc_size(&described)?;
             let buffer = samite_core::unallocated(&planned.memory, size, Usage::Weights);
             let stored = StoredTensor::described(&described, buffer, 0)?;
-            tensors.insert(planned.info.name.clone(), stored);
+            weights.tensors.insert(name, stored);
         }
-        Ok(EncoderWeights {
-            bytes: bytes(&planned)?,
-            tensors,
-            ..EncoderWeights::default()
+        Ok(weights)
+    }
+
+    /// Takes the bounds of elements from the tensors.
+    fn read_bounds(&mut self) -> Result<()> {
+        let names = self.tensors.keys().filter(|name| is_bound(name));
+        for name in names.cloned().collect::<Vec<_>>() {
+            let Some(stored) = self.tensors.remove(&name) else {
+                continue;
+            };
+            let layout = stored.layout();
+            let mut value = [0; 4];
+            if layout.dtype() != DType::F32 || layout.shape() != [1; 4] {
+                return Err(Error::model(format!(
+                    "tensor {name:?} is not one element of type F32"
+                )));
+            }
+            stored.tensor().read(0, &mut value)?;
+            self.bounds.insert(name, f32::from_le_bytes(value));
+        }
+        Ok(())
+    }
+
+    /// Returns the bounds of the elements that the matrix called `name` reads and writes, if it has
+    /// any.
+    pub fn bounds(&self, name: &str) -> [Option<[f32; 2]>; 2] {
+        let stem = name.strip_suffix("weight").unwrap_or(name);
+        let bound = |end: &str| self.bounds.get(&*format!("{stem}{end}")).copied();
+        ["input", "output"].map(|kind| {
+            let [min, max] = ["min", "max"].map(|end| bound(&format!("{kind}_{end}")));
+            let min = min.unwrap_or(f32::NEG_INFINITY);
+            let max = max.unwrap_or(f32::INFINITY);
+            (min > f32::NEG_INFINITY || max < f32::INFINITY).then_some([min, max])
         })
     }
 
@@ -138,9 +190,14 @@ impl EncoderWeights {
     }
 }
 
+fn is_bound(name: &str) -> bool {
+    BOUNDS.iter().any(|end| name.ends_with(end))
+}
+
 /// Plans the weights of the image encoder of `file`.
 fn planned<'a>(
     file: &'a GgufFile,
+    spec: &VisionSpec,
     device: &Arc<dyn Device>,
     repack: bool,
 ) -> Result<Vec<Planned<'a>>> {
@@ -150,7 +207,7 @@ fn planned<'a>(
     let tensors = file.tensors().iter();
     let tensors = tensors.filter(|info| is_image(&info.name));
     tensors
-        .map(|info| Planned::new(info, device, repack))
+        .map(|info| Planned::new(info, spec, device, repack))
         .collect()
 }
 
@@ -173,6 +230,7 @@ impl<'a> Planned<'a> {
 
     fn new(
         info: &'a samite_gguf::TensorInfo,
+        spec: &VisionSpec,
         device: &Arc<dyn Device>,
         repack: bool,
     ) -> Result<Self> {
@@ -182,7 +240,7 @@ impl<'a> Planned<'a> {
                 info.name, info.dtype
             )));
         }
-        let is_transposed = *info.name == *TRANSPOSED;
+        let is_transposed = *info.name == *TRANSPOSED && spec.projector == Projector::Gemma3;
         if is_transposed && info.dtype.block_len() != 1 {
             return Err(Error::model(format!(
                 "tensor {TRANSPOSED:?} has type {}, and only types without blocks can be transposed",
@@ -195,6 +253,9 @@ impl<'a> Planned<'a> {
             [n0 * n1 * n2, n3, 1, 1]
         } else if is_transposed {
             [n1, n0, 1, 1]
+        } else if *info.name == *"v.position_embd.weight" {
+            // Gemma 4 has one table for each axis.
+            [n0, n1 * n2, n3, 1]
         } else {
             info.shape
         };

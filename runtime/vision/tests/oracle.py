@@ -193,14 +193,32 @@ def naflex(images):
     return {"pixel_values": patches, "spatial_shapes": shapes, "pixel_attention_mask": torch.ones(patches.shape[:2]).int()}
 
 
+def gemma4v():
+    vision = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
+    vision |= {"num_key_value_heads": 2, "patch_size": PATCH, "position_embedding_size": 20, "standardize": True}
+    vision |= {"use_clipped_linears": True}
+    text = SMALL | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    text |= {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+    config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=None, image_token_id=60)
+    model = transformers.Gemma4ForConditionalGeneration(config)
+    for name, buffer in model.model.vision_tower.named_buffers():
+        if "std_" in name:
+            buffer.copy_(torch.randn_like(buffer).half().float() * 0.5 + 1)
+        # Limits that some elements exceed.
+        limit = {"input": 1.5, "output": 0.75}.get(name.rpartition(".")[2].split("_")[0])
+        if limit:
+            buffer.fill_(limit if name.endswith("max") else -limit)
+    return model, {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+
+
 def rope():
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}}
 
 
 MODELS = {"qwen2vl": qwen2vl, "qwen25vl": qwen25vl, "qwen3vl": qwen3vl, "gemma3": gemma3, "idefics3": idefics3}
-MODELS |= {"internvl": internvl, "internvl6b": internvl6b, "pixtral": pixtral, "mistral3": mistral3, "llava": llava, "lfm2": lfm2}
+MODELS |= {"internvl": internvl, "internvl6b": internvl6b, "pixtral": pixtral, "mistral3": mistral3, "llava": llava, "lfm2": lfm2, "gemma4v": gemma4v}
 # Variants of an encoder, whose rows are compared, but not the logits after them.
-WITHOUT_TEXT = ["internvl6b", "mistral3"]
+WITHOUT_TEXT = ["internvl6b", "mistral3", "gemma4v"]
 # Encoders with a token after each row of an image but the last one.
 WITH_BREAKS = ["pixtral", "mistral3"]
 BREAK = 12
@@ -235,7 +253,14 @@ def tiles_of(name, image, settings):
     """The tiles of an image, and the texts around them."""
     # Without normalization, tiles stay bytes.
     settings = settings | {"do_rescale": False, "do_normalize": False}
-    if name == "lfm2":
+    if name == "gemma4v":
+        raw = transformers.Gemma4ImageProcessorPil(**settings)(image)
+        places = raw["image_position_ids"][0]
+        columns, lines = places.max(0) + 1
+        patches = raw["pixel_values"][0][: columns * lines].reshape(lines, columns, 16, 16, 3)
+        tiles = [patches.transpose(4, 0, 2, 1, 3).reshape(3, lines * 16, columns * 16)]
+        texts = ["<|image>", "<image|>"]
+    elif name == "lfm2":
         raw = transformers.Lfm2VlImageProcessor(**settings, return_row_col_info=True)(image, return_tensors="pt")
         tiles = []
         for patches, (rows, columns) in zip(raw["pixel_values"], raw["spatial_shapes"].tolist()):
@@ -268,6 +293,8 @@ def tiles_of(name, image, settings):
 
 def settings_of(name, side, longest, tiles):
     """Settings of a processor, and the keys of a file that stand for them."""
+    if name == "gemma4v":
+        return {}, {"patch_size": 16, "image_size": 224}
     if name == "lfm2":
         return {}, {"patch_size": 16, "image_size": 256}
     if name == "llava":
@@ -301,6 +328,12 @@ def rows_of(model, name, image, preprocessing):
         rows = rows.unflatten(0, (-1, image.width // unit_of(name)))
         token = model.get_input_embeddings().weight[BREAK].expand(len(rows), 1, -1)
         return torch.cat([rows, token], dim=1).flatten(0, 1)[:-1]
+    if name == "gemma4v":
+        columns, lines = image.width // PATCH, image.height // PATCH
+        patches = pixels.unflatten(1, (-1, PATCH)).unflatten(3, (-1, PATCH)).permute(1, 3, 2, 4, 0)
+        places = torch.tensor([[x, y] for y in range(lines) for x in range(columns)])
+        patches = patches.reshape(1, columns * lines, -1)
+        return model.model.get_image_features(patches, places[None]).pooler_output[0]
     if name == "lfm2":
         return model.model.get_image_features(**naflex(pixels[None])).pooler_output[0]
     if name == "gemma3":
@@ -397,7 +430,8 @@ def converted(converter, folder, target, *flags):
 
 def sizes_of(name):
     own = {"gemma3": [(32, 32)], "qwen25vl": [*SIZES, WINDOWED], "pixtral": [(16, 24), (28, 12)]}
-    own |= {"lfm2": [(64, 96), (576, 32)]}
+    # The images of Gemma 4 have as many tokens as they may have: six.
+    own |= {"lfm2": [(64, 96), (576, 32)], "gemma4v": [(36, 24), (12, 72)]}
     return (own | TILED).get(name, SIZES)
 
 
@@ -422,7 +456,7 @@ def fixture(name, converter):
         if name.startswith("internvl"):
             rename(weights, r"^(?=vision_tower|multi_modal)", "model.")
             name_parts(pathlib.Path(folder) / "config.json", text="Qwen2ForCausalLM", vision="InternVisionModel")
-        elif name not in [*WITH_BREAKS, "llava"]:
+        elif name not in [*WITH_BREAKS, "llava", "gemma4v"]:
             rename(weights, r"^(model\.)?vision_tower\.(?!vision_model)", "vision_tower.vision_model.")
         if name == "lfm2":
             name_parts(pathlib.Path(folder) / "config.json", text="Lfm2ForCausalLM")
@@ -490,7 +524,7 @@ def tiled():
     """Sizes, texts and hashes of the tiles of images."""
     rng = random.Random(2)
     cases = []
-    for name in ["idefics3", "internvl", "pixtral", "llava", "lfm2"] * 20:
+    for name in ["idefics3", "internvl", "pixtral", "llava", "lfm2", "gemma4v"] * 20:
         # LFM2 has tiles for images of over 724 x 724 pixels.
         exponents = (9, 10.5) if name == "lfm2" and len(cases) % 4 == 0 else (2, 8)
         width, height = (int(2 ** rng.uniform(*exponents)) for _ in range(2))

@@ -91,17 +91,34 @@ impl VitBuilder<'_> {
             }
             Projector::Gemma3 => {
                 let x = self.norm(x, "v.post_ln")?;
-                let count = self.spec.merge * self.spec.merge;
-                let rows = self.order.len() / count;
-                let x = self.merged_by_element(x)?;
-                let x = self.graph.reshape(x, [count, self.spec.n_embd, rows, 1])?;
-                let x = self.graph.mean(x)?;
-                let x = self.graph.reshape(x, [self.spec.n_embd, rows, 1, 1])?;
+                let x = self.pooled(x)?;
                 let x = self.graph.rms_norm(x, SOFT_NORM_EPS)?;
                 let scale = self.vector(x, "mm.soft_emb_norm.weight")?;
                 let x = self.graph.mul(x, scale)?;
                 self.product(x, "mm.input_projection.weight")
             }
+            Projector::Gemma4V => {
+                let x = self.pooled(x)?;
+                let mut x = self.graph.scale(x, (self.spec.n_embd as f32).sqrt())?;
+                if self.weights.get("v.std_bias").is_some() {
+                    let bias = self.vector(x, "v.std_bias")?;
+                    x = self.graph.sub(x, bias)?;
+                    let scale = self.vector(x, "v.std_scale")?;
+                    x = self.graph.mul(x, scale)?;
+                }
+                let x = self.graph.rms_norm(x, self.spec.eps)?;
+                self.product(x, "mm.input_projection.weight")
+            }
         }
+    }
+
+    /// Returns the means of the patches that become one row.
+    fn pooled(&mut self, x: TensorId) -> Result<TensorId> {
+        let count = self.spec.merge * self.spec.merge;
+        let rows = self.order.len() / count;
+        let x = self.merged_by_element(x)?;
+        let x = self.graph.reshape(x, [count, self.spec.n_embd, rows, 1])?;
+        let x = self.graph.mean(x)?;
+        self.graph.reshape(x, [self.spec.n_embd, rows, 1, 1])
     }
 }
