@@ -12,8 +12,8 @@ use std::sync::{Arc, OnceLock};
 /// IDs from here on stand for rows of images. No vocabulary is that large.
 pub const FIRST_IMAGE_ID: u32 = 1 << 31;
 
-/// Number of tokens whose IDs have enough bits of an image's hash, 124, to identify the image.
-const IDENTIFYING: usize = 4;
+/// Minimum number of tokens whose IDs identify an image: they have 124 bits of its hash.
+const MIN_IDENTIFYING_TOKENS: usize = 4;
 
 /// Function that computes the rows of an image.
 type Encode = dyn Fn() -> Result<Vec<f32>> + Send + Sync;
@@ -110,7 +110,7 @@ impl ImageTokens {
         if let Some(rows) = self.rows.get() {
             return rows.clone();
         }
-        // Encoders are code of others, and a panic must not end the thread of all images.
+        // A panic must not end the thread that encodes all images.
         let encoded = catch_unwind(AssertUnwindSafe(&self.encode));
         let encoded = encoded.unwrap_or_else(|_| Err(Error::invalid("the image encoder panicked")));
         match encoded.map(Arc::from) {
@@ -141,10 +141,14 @@ impl PlacedImage {
     }
 }
 
-/// Returns a text that stands for an image of a prompt, and that no other text of the prompt has.
+/// Returns a text that stands for an image of a prompt. It derives from the images, so that another
+/// text of the prompt does not have it by chance.
 pub fn image_marker(images: &[Arc<ImageTokens>]) -> String {
     let ids = images.iter().flat_map(|image| image.ids());
-    let ids: Vec<String> = ids.take(IDENTIFYING).map(|id| format!("{id:x}")).collect();
+    let ids: Vec<String> = ids
+        .take(MIN_IDENTIFYING_TOKENS)
+        .map(|id| format!("{id:x}"))
+        .collect();
     format!("<__media_{}__>", ids.join("_"))
 }
 
@@ -244,10 +248,11 @@ impl Images {
     /// them in common. An image is not cut if its tokens attend to each other. It is not reused by
     /// fewer tokens than identify it.
     pub fn reusable(&self, common: usize) -> usize {
-        let begun = self.0.iter().take_while(|one| one.start < common);
-        let unusable = begun.into_iter().find(|one| {
+        let mut begun = self.0.iter().take_while(|one| one.start < common);
+        let unusable = begun.find(|one| {
             let is_cut = one.end() > common;
-            common.min(one.end()) - one.start < IDENTIFYING || is_cut && one.image.is_bidirectional
+            let shared = common.min(one.end()) - one.start;
+            shared < MIN_IDENTIFYING_TOKENS || is_cut && one.image.is_bidirectional
         });
         unusable.map_or(common, |one| one.start)
     }

@@ -108,7 +108,7 @@ pub fn drive_sleeping(
 type Sleep = Option<(Duration, Box<dyn FnMut() -> Result<Engine> + Send>)>;
 
 fn start(mut engine: Engine, sleep: Sleep) -> std::io::Result<(Handle, JoinHandle<()>)> {
-    engine.encode_beside()?;
+    engine.start_image_thread()?;
     let shared = Arc::new(DriverState {
         inbox: Mutex::default(),
         changed: Condvar::new(),
@@ -157,7 +157,7 @@ fn run(engine: Engine, mut sleep: Sleep, shared: &DriverState) {
             match sleep.as_mut().map(|(_, make)| make()) {
                 Some(Ok(mut engine)) => {
                     engine.set_totals(totals);
-                    if let Err(error) = engine.encode_beside() {
+                    if let Err(error) = engine.start_image_thread() {
                         tracing::warn!(%error, "images are encoded between other steps");
                     }
                     awake = Some(engine);

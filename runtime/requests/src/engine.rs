@@ -132,7 +132,7 @@ pub struct Engine {
     limits: Limits,
     /// Waiting requests, in the order in which they get a slot.
     queue: Vec<Running>,
-    /// Outboxes of requests that ended in this step.
+    /// Event queues of requests that ended in this step.
     ended: Vec<EventQueue>,
     active: Vec<Active>,
     kept: PrefixCache,

@@ -36,7 +36,7 @@ impl EventChannel {
 
 impl std::fmt::Debug for EventChannel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OutboxChannel")
+        f.debug_struct("EventChannel")
             .field("capacity", &self.capacity)
             .finish_non_exhaustive()
     }

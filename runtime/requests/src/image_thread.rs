@@ -5,9 +5,10 @@ use samite_llm::ImageTokens;
 use std::fmt::Debug;
 use std::sync::{Arc, Weak, mpsc};
 
-/// Has the rows of images computed, while the engine continues with other requests.
+/// Computes the rows of images while the engine continues with other requests.
 pub trait RequestRows: Debug + Send {
-    /// Has the [rows](ImageTokens::rows) of an image computed, and then calls `wake_engine`.
+    /// Starts to compute the [rows](ImageTokens::rows) of an image. Calls `wake_engine` when they
+    /// are computed.
     fn request_rows(&mut self, image: &Arc<ImageTokens>, wake_engine: EngineWaker);
 }
 
@@ -39,7 +40,10 @@ impl ImageThread {
 
 impl RequestRows for ImageThread {
     fn request_rows(&mut self, image: &Arc<ImageTokens>, wake_engine: EngineWaker) {
-        // Fails only if the thread panicked. The request then waits for its deadline.
-        let _ = self.0.send((Arc::downgrade(image), wake_engine));
+        let sent = self.0.send((Arc::downgrade(image), wake_engine));
+        if sent.is_err() {
+            // The thread has ended. The image stores its error.
+            let _ = image.rows();
+        }
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct Running {
     pub n_prompt: usize,
     pub images: Images,
     /// True for each image whose rows were requested.
-    pub requested: Vec<bool>,
+    pub is_requested: Vec<bool>,
     /// Number of prompt tokens whose log-probabilities were sent, or that have none.
     n_scored: usize,
     pub counts: Counts,
@@ -73,7 +73,7 @@ impl Running {
             key,
             tokens: request.prompt.clone(),
             n_prompt: request.prompt.len(),
-            requested: vec![false; images.iter().count()],
+            is_requested: vec![false; images.iter().count()],
             images,
             n_scored: 1,
             counts: Counts {
@@ -111,6 +111,12 @@ impl Running {
     pub fn end_checkpoint(&self) -> usize {
         let end = self.n_prompt.saturating_sub(TEMPLATE_TAIL);
         self.images.reusable(end)
+    }
+
+    /// Returns whether the rows of an image were requested, and are not computed yet.
+    pub fn awaits_rows(&self) -> bool {
+        let mut images = self.images.iter().zip(&self.is_requested);
+        images.any(|(one, requested)| *requested && one.image.computed_rows().is_none())
     }
 
     /// Returns its deadline.

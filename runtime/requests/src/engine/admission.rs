@@ -47,6 +47,7 @@ impl Engine {
             let running = &self.queue[at];
             running.request.slot.is_none()
                 && !running.event_queue.is_full()
+                && !running.awaits_rows()
                 && !self.is_computed_by_another(running)
         };
         let Some(next) = self.turns().into_iter().find(can_start) else {
@@ -85,9 +86,8 @@ impl Engine {
         for at in self.turns() {
             let running = &self.queue[at];
             // A request that could not continue anyway does not block others.
-            let slot = self
-                .slot_for(running)
-                .filter(|_| !running.event_queue.is_full());
+            let can_go_on = !running.event_queue.is_full() && !running.awaits_rows();
+            let slot = self.slot_for(running).filter(|_| can_go_on);
             let Some(slot) = slot else { continue };
             if !self.fits(running) {
                 // Later requests do not overtake it.
@@ -117,13 +117,13 @@ impl Engine {
     }
 
     /// If a request waits for a slot or for cells of active requests, preempts requests that have
-    /// been paused for long.
+    /// been paused for long, and those that wait for the rows of an image.
     fn make_slots(&mut self, now: Instant) {
         let free = self.options.slots - self.active.len();
         let mut waiting = self
             .queue
             .iter()
-            .filter(|one| !one.event_queue.is_full())
+            .filter(|one| !one.event_queue.is_full() && !one.awaits_rows())
             .peekable();
         let is_stuck = waiting.peek().is_some_and(|first| !self.fits(first));
         let mut wanted = waiting
@@ -135,7 +135,8 @@ impl Engine {
             let since = self.active[at].paused;
             let is_long =
                 since.is_some_and(|since| now.saturating_duration_since(since) >= Self::MAX_PAUSE);
-            if is_long {
+            let waits = self.active[at].awaits_image && self.active[at].running.awaits_rows();
+            if is_long || waits && !self.options.deterministic {
                 self.preempt(at);
                 wanted -= 1;
             } else {

@@ -6,34 +6,39 @@ use crate::image_thread::{ImageThread, RequestRows};
 use samite_llm::PlacedImage;
 
 impl Engine {
-    /// Sets what has the rows of images computed while the engine continues with other requests.
-    /// Without it, the step that needs an image's rows computes them.
+    /// Sets the object that computes the rows of images while the engine continues with other
+    /// requests. Without it, the step that needs an image's rows computes them.
     pub fn set_request_rows(&mut self, request_rows: impl RequestRows + 'static) {
         self.request_rows = Some(Box::new(request_rows));
     }
 
     /// Starts a thread that computes the rows of images, if the context has room for images.
-    pub(crate) fn encode_beside(&mut self) -> std::io::Result<()> {
+    pub(crate) fn start_image_thread(&mut self) -> std::io::Result<()> {
         if self.limits.image > 0 {
             self.set_request_rows(ImageThread::new()?);
         }
         Ok(())
     }
 
-    /// Requests the rows of all images that are not in the cache.
-    fn request_images(&mut self, at: usize) {
+    /// Requests the rows of the next image that is not in the cache. Requests take turns: the rows
+    /// of a request's next image are requested when those before are computed.
+    fn request_image(&mut self, at: usize) {
         let active = &mut self.active[at];
         let (running, decoded) = (&mut active.running, active.decoded);
-        let images = running.images.iter().zip(&mut running.requested);
-        let missing = images.filter(|(one, requested)| one.end() > decoded && !**requested);
-        for (one, requested) in missing {
-            *requested = true;
-            let wake_engine = running.event_queue.wake_engine();
-            match &mut self.request_rows {
-                Some(request) => request.request_rows(&one.image, wake_engine),
-                // The image stores its error.
-                None => drop(one.image.rows()),
-            }
+        if running.awaits_rows() {
+            return;
+        }
+        let images = running.images.iter().zip(&mut running.is_requested);
+        let mut missing = images.filter(|(one, requested)| one.end() > decoded && !**requested);
+        let Some((one, requested)) = missing.next() else {
+            return;
+        };
+        *requested = true;
+        let wake_engine = running.event_queue.wake_engine();
+        match &mut self.request_rows {
+            Some(request) => request.request_rows(&one.image, wake_engine),
+            // The image stores its error.
+            None => drop(one.image.rows()),
         }
     }
 
@@ -45,28 +50,33 @@ impl Engine {
         images.end_of_batch(decoded, decoded + active.pending().min(budget)) - decoded
     }
 
-    /// Limits the next `count` tokens of a prompt to those whose rows are there, and requests other
+    /// Limits the next `count` tokens of a prompt to those with computed rows, and requests other
     /// rows. Returns more than `count` if they end within an image that cannot be cut, or 0 if that
     /// exceeds `room`. Returns `None` if the request failed.
     pub(super) fn fit_to_images(&mut self, at: usize, count: usize, room: usize) -> Option<usize> {
         if self.active[at].running.images.is_empty() || count == 0 {
             return Some(count);
         }
-        self.request_images(at);
+        self.request_image(at);
         let count = self.next_part(at, count);
         let width = self.context.model().spec().input_width();
         let active = &mut self.active[at];
         let (first, end) = (active.decoded, active.decoded + count);
-        // With deterministic results, parts do not depend on when rows are there.
-        let all = self.options.deterministic;
-        let is_needed = |one: &&PlacedImage| one.end() > first && (all || one.start < end);
+        // With deterministic results, parts do not depend on when rows are computed.
+        let is_deterministic = self.options.deterministic;
+        let is_needed =
+            |one: &&PlacedImage| one.end() > first && (is_deterministic || one.start < end);
         let needed = active.running.images.iter().filter(is_needed);
         let mut ready = end;
         let mut failure = None;
         for one in needed {
             match one.image.computed_rows() {
                 None => {
-                    ready = if all { first } else { one.start.max(first) };
+                    ready = if is_deterministic {
+                        first
+                    } else {
+                        one.start.max(first)
+                    };
                     break;
                 }
                 Some(Ok(rows)) if rows.len() == one.image.len() * width => {}

@@ -15,7 +15,7 @@ pub const NAMES: [&str; 9] = [
 ];
 
 /// Variants of these encoders.
-const VARIANTS: [&str; 3] = ["internvl6b", "mistral3", "gemma4v"];
+pub const VARIANTS: [&str; 3] = ["internvl6b", "mistral3", "gemma4v"];
 
 /// Bound on the error in F32. Sums have up to 128 terms, and errors add up over a dozen operations:
 /// far below (12 · 128 · 2^-24)² = 8e-9 of the result's square, and mostly not in one direction.

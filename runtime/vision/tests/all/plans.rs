@@ -1,6 +1,6 @@
 //! Plans of encoders have the memory of the real ones.
 
-use crate::encoders::NAMES;
+use crate::encoders::{NAMES, VARIANTS};
 use crate::{fixture, image};
 use samite_core::{CancelToken, Device};
 use samite_cpu::{CpuDevice, CpuOptions};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 #[test]
 fn a_plan_has_the_memory_of_the_encoder_for_all_sizes() {
-    for name in NAMES {
+    for name in NAMES.into_iter().chain(VARIANTS) {
         let cpu: Arc<dyn Device> = CpuDevice::new(CpuOptions::default().with_threads(1));
         let options = EncoderOptions {
             tokens: [None, Some(60)],
