@@ -47,8 +47,8 @@ pub struct ImageArgs {
     #[command(flatten)]
     encoder: EncoderArgs,
 
-    /// Image for the model: a PNG, JPEG, WebP or GIF file, several times for several images.
-    /// <__media__> in the text marks where each image goes; without it, images precede the text
+    /// Image for the model: a PNG, JPEG, WebP or GIF file; may be repeated. <__media__> in the text
+    /// marks where each image goes; without it, images precede the text
     #[arg(long, value_name = "FILE", requires = "mmproj")]
     image: Vec<PathBuf>,
 }
@@ -157,12 +157,10 @@ fn decoded(path: &Path) -> CommandResult<RgbImage> {
     image.map_err(|error| failed(path, error))
 }
 
-/// Returns the file of an image as a URL for a message, after a check of its header.
+/// Returns the file of an image as a URL for a message, if it can be decoded.
 pub fn url(path: &Path) -> CommandResult<String> {
-    let file = read(path)?;
-    let image = EncodedImage::new(&file, &DecodeLimits::default());
-    image.map_err(|error| failed(path, error))?;
-    Ok(image_url(&file))
+    decoded(path)?;
+    Ok(image_url(&read(path)?))
 }
 
 fn read(path: &Path) -> CommandResult<Vec<u8>> {

@@ -19,7 +19,11 @@ use crate::sampling::SamplingArgs;
 use crate::setup::ModelSetup;
 use crate::shown::{counted, escaped, one_line, say};
 use clap::Args;
+#[cfg(feature = "vision")]
+use images::image_path;
 use input::MessageInput;
+#[cfg(not(feature = "vision"))]
+use no_images::image_path;
 use printer::Printer;
 use samite::chat::{
     ChatTemplate, Guard, Message, MessageRole, Prompt, PromptOptions, ReasoningFormat,
@@ -243,7 +247,10 @@ pub fn run(mut args: ChatArgs) -> CommandResult {
     let mut talk = Conversation::with_template(context, template).map_err(failure)?;
     #[cfg(feature = "vision")]
     let sees = match encoder {
-        Some(encoder) => talk.see_with(encoder).map(|()| true).map_err(failure)?,
+        Some(encoder) => talk
+            .set_image_encoder(encoder)
+            .map(|()| true)
+            .map_err(failure)?,
         None => false,
     };
     talk.on_prefill(progress::prefill());
@@ -302,6 +309,9 @@ pub fn run(mut args: ChatArgs) -> CommandResult {
 fn failure(error: ConversationError) -> CommandError {
     match error {
         ConversationError::Model(error) => error.into(),
+        ConversationError::NoEncoder => CommandError::usage(
+            "the conversation has an image: --mmproj names the model's image encoder",
+        ),
         error => CommandError::error(error),
     }
 }
@@ -367,6 +377,7 @@ impl Chat {
                 self.talk
                     .messages
                     .retain(|message| message.role == MessageRole::System);
+                self.forget_images();
                 say("forgotten");
             }
             "regen" => match self.last_question() {
@@ -414,13 +425,14 @@ impl Chat {
             },
             "load" => match load(Path::new(rest)) {
                 Ok(messages) => {
+                    self.forget_images();
                     say(counted(messages.len(), "message"));
                     self.talk.messages = messages;
                 }
                 Err(failure) => say(format_args!("/load {}", one_line(&failure.text()))),
             },
             "image" if rest.is_empty() => say("/image needs the name of a file"),
-            "image" => self.add_image(Path::new(rest)),
+            "image" => self.add_image(&image_path(rest)),
             _ => say(format_args!(
                 "there is no command /{}; /help lists those that there are",
                 escaped(word)
@@ -489,11 +501,11 @@ impl Chat {
     /// Asks a question with the images that were added. Removes it if the model cannot answer.
     fn ask(&mut self, text: &str) -> CommandResult {
         self.talk.messages.push(Message::user(self.content(text)));
+        // An image that the model cannot take does not spoil further messages.
+        self.forget_images();
         if !self.answer()? {
             self.talk.messages.pop();
-            return Ok(());
         }
-        self.forget_images();
         Ok(())
     }
 

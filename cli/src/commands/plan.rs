@@ -11,6 +11,7 @@ use crate::setup::{ModelSetup, divided, predicted};
 use crate::shown::escaped_lines;
 use crate::{files, interrupt};
 use clap::Args;
+use samite::CancelToken;
 use samite::llm::{ContextOptions, MemoryUse, Model, Shortage};
 use samite::sched::explain::human_bytes;
 use serde_json::{Value, json};
@@ -80,7 +81,7 @@ pub fn run(mut args: PlanArgs) -> CommandResult {
         )));
     }
     let mut options = setup.context_options(&cancel);
-    let (setup, encoder) = args.beside_encoder(setup, &mut options)?;
+    let (setup, encoder) = args.beside_encoder(setup, &mut options, &cancel)?;
     let picture = files::create(&args.svg)?;
     let model = setup.load_header(&args.cpu, &cancel)?;
     let context = setup.context_plan(model, options)?;
@@ -166,12 +167,15 @@ impl PlanArgs {
         &self,
         setup: ModelSetup,
         options: &mut ContextOptions,
+        cancel: &CancelToken,
     ) -> CommandResult<(ModelSetup, Option<Vec<MemoryUse>>)> {
         let devices = setup.devices.for_model(&setup.placement, &self.cpu)?;
         let plan = self.encoder.plan(devices).map_err(CommandError::error)?;
         let Some(plan) = plan else {
             return Ok((setup, None));
         };
+        let model = setup.load_header(&self.cpu, cancel)?;
+        plan.check(&model).map_err(CommandError::error)?;
         crate::images::fit(plan.spec(), options);
         Ok((setup.leaving(plan.bytes()), Some(plan.memory().to_vec())))
     }
@@ -181,6 +185,7 @@ impl PlanArgs {
         &self,
         setup: ModelSetup,
         _options: &mut ContextOptions,
+        _cancel: &CancelToken,
     ) -> CommandResult<(ModelSetup, Option<Vec<MemoryUse>>)> {
         Ok((setup, None))
     }

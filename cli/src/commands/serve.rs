@@ -553,7 +553,7 @@ fn several(
     }
     if args.encoder.path().is_some() {
         return Err(CommandError::usage(
-            "--mmproj: is the image encoder of one model, and several are served",
+            "--mmproj: an image encoder belongs to one model, and several are served",
         ));
     }
     #[cfg(feature = "kv-events")]

@@ -136,7 +136,7 @@ fn set_changes_settings_and_names_invalid_ones() {
         "/set temp: ",
         "temp 0, top-k 40",
         "no command /nothing",
-        "no images",
+        "no image encoder",
         "/regen",
     ] {
         assert!(notes.contains(part), "no {part} in {notes}");

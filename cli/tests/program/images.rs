@@ -113,6 +113,7 @@ fn a_conversation_shows_images() {
     let absolute = dir.path().join("my rgb.png");
     let line = format!("'{}'\nWhat is it?\n", absolute.display());
     assert_eq!(says(&line), expected);
+    let first = expected.clone();
     // It belongs to one message, and stays in the conversation.
     let whole = says("/image my rgb.png\nWhat is it?\nAnd now?\n");
     assert!(whole.starts_with(&expected), "{whole}");
@@ -143,6 +144,12 @@ fn a_conversation_shows_images() {
     for part in ["needs the name", "missing.png", "PNG, JPEG, WebP or GIF"] {
         assert!(told.contains(part), "{part}: {told}");
     }
+    // An image that does not fit into the context does not spoil further messages.
+    let lines = "/image my rgb.png\n/clear\nWhat is it?\n";
+    assert!(says(lines).ends_with(&says("What is it?\n")));
+    for line in ["/image 'my rgb.png'", "/image my\\ rgb.png"] {
+        assert_eq!(says(&format!("{line}\nWhat is it?\n")), first);
+    }
     let told = chat(&dir, None, "", "/image my rgb.png\n").1;
     assert!(told.contains("--mmproj"), "{told}");
 }
@@ -169,6 +176,8 @@ fn a_plan_has_the_memory_of_the_encoder() {
     let text = plan(&with).ok();
     assert!(text.contains("\nimages "), "{text}");
     plan("--mmproj missing.gguf").fails(1, &["missing.gguf"]);
+    let other = format!("--mmproj {}", encoder("qwen3vl").display());
+    plan(&other).fails(1, &["another model"]);
 }
 
 #[test]

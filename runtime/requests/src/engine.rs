@@ -561,7 +561,10 @@ impl Engine {
         self.admit(now);
         let planned = self.plan_batch();
         if planned.is_empty() {
-            return if self.has_room_for_more() {
+            // A request that waits for an image only now yields its slot to others.
+            let preempted = self.totals.preempted;
+            self.admit(now);
+            return if self.totals.preempted > preempted || self.has_room_for_more() {
                 Step::Worked
             } else {
                 Step::Idle(self.next_deadline())

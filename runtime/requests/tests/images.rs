@@ -380,6 +380,34 @@ fn others_go_on_while_an_image_is_encoded() {
 }
 
 #[test]
+fn a_request_yields_its_slot_while_its_image_is_encoded() {
+    let model = model("qwen2vl");
+    let prompts = prompts(&model);
+    let options = EngineOptions {
+        slots: 1,
+        ..options()
+    };
+    let mut engine = engine_of(&model, options, N_CTX);
+    let later = Later::default();
+    engine.set_request_rows(later.clone());
+    let slow = submit(&mut engine, prompts[3].request(6));
+    run(&mut engine);
+    let other = answer(&mut engine, &prompts[4], 6);
+    assert_eq!(other.tokens, alone(&model, &prompts[4], 6));
+    // Others do not take its turn again and again.
+    let mut last = submit(&mut engine, prompts[4].request(6));
+    later.encode_next();
+    run(&mut engine);
+    later.encode_next();
+    run(&mut engine);
+    let slow = read(slow);
+    assert_eq!(slow.tokens, alone(&model, &prompts[3], 6));
+    let ended = events(&mut last);
+    assert!(matches!(ended.last(), Some(Event::Finished(_))));
+    assert_eq!(slow.end.unwrap().counts.preempted, 2);
+}
+
+#[test]
 fn an_image_that_is_not_cut_waits_for_room() {
     let model = model("gemma3");
     let [ready, unready] = [(); 2].map(|()| image(&model, 1, [4, 4]));

@@ -7,7 +7,7 @@ use crate::latency::Latencies;
 use crate::options::ServeOptions;
 use crate::reasoning_budget::ReasoningControls;
 use crate::recent_items::RecentItems;
-use crate::turns::Turns;
+use crate::turns::{Turns, beside_engine};
 use samite_chat::{ChatTemplate, Guard};
 use samite_core::DeviceKind;
 use samite_grammar::GrammarVocabulary;
@@ -44,6 +44,8 @@ pub struct App {
     /// Turns for compiling grammars: two requests at a time.
     pub(crate) compiling: Arc<Turns>,
     pub(crate) compiled_grammars: CompiledGrammars,
+    /// Turns for decoding images.
+    pub(crate) decoding: Arc<Turns>,
     /// Turns of requests for embeddings, and of their batches.
     pub(crate) embedding: Arc<Turns>,
     pub(crate) embedding_batch: Arc<Turns>,
@@ -114,6 +116,7 @@ impl App {
             latencies: Arc::default(),
             compiled_grammars: CompiledGrammars::default(),
             compiling: Turns::new("grammars", 2, 16),
+            decoding: Turns::new("images", beside_engine(), 32),
             embedding: Turns::new("embeddings", 8, 1024),
             embedding_batch: Turns::new("embeddings", 1, 1024),
             recent_items: Arc::default(),

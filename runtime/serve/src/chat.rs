@@ -4,7 +4,7 @@
 use crate::app::App;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, kind};
+use crate::fields::{Fields, PLACE, kind};
 use crate::form::{Form, check_schema};
 use crate::ids;
 use crate::images::{PromptImages, PromptTokens};
@@ -91,10 +91,13 @@ fn parts(
             }
             "image_url" | "input_image" | "image" => {
                 if context.encoder.is_none() {
-                    return Err(ApiError::image(place));
+                    let own = part.text(&[PLACE])?.map(str::to_owned);
+                    return Err(ApiError::image(own.unwrap_or(place)));
                 }
                 let url = image_url(&place, &part)?;
-                images.add(context, &format!("{place}.image_url"), url)?;
+                let own = part.text(&[PLACE])?.map(str::to_owned);
+                let place = own.unwrap_or_else(|| format!("{place}.image_url"));
+                images.add(context, &place, url)?;
                 Ok(images.marker().to_owned())
             }
             "input_audio" | "audio" => Err(ApiError::field(

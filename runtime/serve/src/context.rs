@@ -104,6 +104,13 @@ impl RequestContext {
 #[must_use]
 pub struct CancelGuard<'c>(&'c CancelToken);
 
+impl CancelGuard<'_> {
+    /// Drops the guard without cancelling.
+    pub fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for CancelGuard<'_> {
     fn drop(&mut self) {
         self.0.cancel();

@@ -304,7 +304,11 @@ impl TextItems {
         for part in parts {
             match part {
                 TextPart::Text(text) => texts.push(text),
-                TextPart::Image { place, .. } => return Err(ApiError::image(place)),
+                TextPart::Image { place, .. } => {
+                    let message =
+                        "images are not supported here: put them in a message of the user";
+                    return Err(ApiError::field(place, message));
+                }
             }
         }
         Ok(texts.join("\n"))
@@ -367,6 +371,14 @@ impl TextItems {
     }
 }
 
+/// Name of a member of translated images: their field in the client's request, for errors.
+pub const PLACE: &str = "samite_place";
+
+/// Returns an image in OpenAI's format. `place` is its field in the client's request.
+pub fn image_part(url: &str, place: &str) -> Value {
+    json!({"type": "image_url", "image_url": {"url": url}, PLACE: place})
+}
+
 /// A part of a text with images.
 enum TextPart {
     Text(String),
@@ -385,9 +397,7 @@ impl TextPart {
     fn into_value(self) -> Value {
         match self {
             TextPart::Text(text) => json!({"type": "text", "text": text}),
-            TextPart::Image { url, .. } => {
-                json!({"type": "image_url", "image_url": {"url": url}})
-            }
+            TextPart::Image { place, url } => image_part(&url, &place),
         }
     }
 }

@@ -4,10 +4,12 @@ use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
 use crate::ids;
 use samite_chat::Prompt;
+use samite_core::CancelToken;
 use samite_llm::{ImageTokens, PlacedImage, place_images};
 use samite_requests::Refusal;
 use samite_vision::{
-    DecodeLimits, EncodedImage, ImagePieces, SharedEncoder, VisionSpec, image_file, image_file_len,
+    DecodeLimits, EncodedImage, ImagePieces, MAX_PROFILE_BYTES, SharedEncoder, VisionSpec,
+    image_file, image_file_len,
 };
 use std::sync::Arc;
 
@@ -15,10 +17,12 @@ use std::sync::Arc;
 pub const MARKER: &str = "<__media__>";
 
 /// Tokens of a prompt, with its images.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct PromptTokens {
     pub tokens: Vec<u32>,
     pub images: Vec<PlacedImage>,
+    /// Stops the encoding of the images.
+    pub encoding: CancelToken,
 }
 
 impl From<Vec<u32>> for PromptTokens {
@@ -26,6 +30,7 @@ impl From<Vec<u32>> for PromptTokens {
         PromptTokens {
             tokens,
             images: Vec::new(),
+            encoding: CancelToken::new(),
         }
     }
 }
@@ -36,6 +41,8 @@ pub struct PromptImages {
     images: Vec<ImagePieces>,
     /// Text that stands for an image in the prompt.
     marker: String,
+    /// Stops the encoding of the images.
+    encoding: CancelToken,
 }
 
 impl PromptImages {
@@ -44,6 +51,7 @@ impl PromptImages {
         PromptImages {
             images: Vec::new(),
             marker: ids::id("<__media_") + "__>",
+            encoding: CancelToken::new(),
         }
     }
 
@@ -52,6 +60,7 @@ impl PromptImages {
         PromptImages {
             images: Vec::new(),
             marker: MARKER.to_owned(),
+            encoding: CancelToken::new(),
         }
     }
 
@@ -65,6 +74,14 @@ impl PromptImages {
         let Some(encoder) = &context.encoder else {
             return Err(ApiError::image(place));
         };
+        if url.is_empty() {
+            let message = "has no image: send it as data:image/png;base64,…";
+            return Err(ApiError::field(place, message));
+        }
+        let _turn = context.decoding.begin_blocking(context.caller.owner)?;
+        if context.cancel.is_cancelled() {
+            return Err(ApiError::new(499, "the client has disconnected"));
+        }
         let file_memory = context.account.hold(place, image_file_len(url.len()))?;
         let file = image_file(url).map_err(|error| ApiError::field(place, error))?;
         let image = self.decoded(context, encoder, place, &file)?;
@@ -82,6 +99,7 @@ impl PromptImages {
     ) -> Result<ImagePieces> {
         let wrong = |error: samite_vision::Error| ApiError::field(place, error);
         let spec = encoder.spec();
+        let profile = context.account.hold(place, MAX_PROFILE_BYTES as usize)?;
         let header = EncodedImage::new(file, &DecodeLimits::default()).map_err(wrong)?;
         let [width, height] = header.size();
         self.check_length(context, n_tokens(spec, [width, height]))?;
@@ -97,8 +115,10 @@ impl PromptImages {
         let rows = count.saturating_mul(size_of::<f32>() * spec.row_width());
         let stays = pixels.sum::<usize>().saturating_add(rows);
         context.account.charge(place, stays)?;
-        let pieces = encoder.pieces(&image, &context.cancel).map_err(wrong)?;
-        drop(decoding);
+        let cutting = spec.tiles(size[0], size[1]).cutting_bytes();
+        let cutting = context.account.hold(place, cutting)?;
+        let pieces = encoder.pieces(&image, &self.encoding).map_err(wrong)?;
+        drop((profile, decoding, cutting));
         Ok(pieces)
     }
 
@@ -140,7 +160,11 @@ impl PromptImages {
             images = placed;
             Ok(tokens)
         })?;
-        Ok(PromptTokens { tokens, images })
+        Ok(PromptTokens {
+            tokens,
+            images,
+            encoding: self.encoding.clone(),
+        })
     }
 }
 

@@ -13,6 +13,7 @@ use crate::reasoning_budget::{ReasoningBudget, ReasoningLimit};
 use crate::sampling::{probabilities, sampling};
 use crate::settings::settings;
 use samite_chat::{AnswerOptions, AnswerParser, Format, ReasoningFormat};
+use samite_core::CancelToken;
 use samite_llm::ScaledAdapter;
 use samite_requests::{CacheOptions, ProbabilityKind, Refusal, Request, Shift};
 use serde_json::Value;
@@ -45,6 +46,8 @@ impl Parsing {
 #[derive(Clone, Debug)]
 pub struct Job {
     pub requests: Vec<Request>,
+    /// Stop the encoding of images.
+    pub encodings: Vec<CancelToken>,
     /// Parser settings for the answers of a conversation.
     pub parsing: Option<Parsing>,
     /// Generation settings, in llama-server's terms.
@@ -325,6 +328,8 @@ impl Job {
             let bytes = size_of_val(prompt.tokens.as_slice()).saturating_mul(3 * choices);
             context.account.charge("prompt", bytes)?;
         }
+        let encodings = prompts.iter().map(|prompt| prompt.encoding.clone());
+        let encodings = encodings.collect();
         let mut requests = Vec::with_capacity(count);
         for prompt in prompts {
             for choice in 0..choices {
@@ -345,6 +350,7 @@ impl Job {
         }
         Ok(Job {
             requests,
+            encodings,
             parsing: extras.parsing,
             settings,
             is_stream,

@@ -220,13 +220,16 @@ async fn blocking<T: Send + 'static>(
     } else {
         None
     };
-    let context = Arc::clone(context);
-    tokio::task::spawn_blocking(move || {
+    let guard = context.cancelled_when_dropped();
+    let own = Arc::clone(context);
+    let result = tokio::task::spawn_blocking(move || {
         let _turn = turn;
-        act(&context)
-    })
-    .await
-    .map_err(|error| ApiError::new(500, format!("the request could not be handled: {error}")))?
+        act(&own)
+    });
+    let result = result.await;
+    guard.disarm();
+    result
+        .map_err(|error| ApiError::new(500, format!("the request could not be handled: {error}")))?
 }
 
 /// Computes a JSON response from the body alone.

@@ -80,26 +80,26 @@ pub struct Running {
     readers: Vec<Option<Reader>>,
     pub choices: Vec<Choice>,
     next: usize,
-    /// Stops the encoding of images if the client disconnects.
-    cancel: CancelToken,
+    /// Stop the encoding of images.
+    encodings: Vec<CancelToken>,
 }
 
 impl Running {
     /// Submits all requests of a job. If one is rejected, none runs.
     pub fn submit(context: &RequestContext, job: &mut Job) -> Result<Self> {
         let handle = context.handle()?;
-        let mut readers = Vec::with_capacity(job.requests.len());
-        let mut choices = Vec::with_capacity(job.requests.len());
-        for (index, request) in std::mem::take(&mut job.requests).into_iter().enumerate() {
-            choices.push(Choice::new(index, request.prompt.clone(), job, context));
-            readers.push(Some(handle.submit(request)?));
-        }
-        Ok(Running {
-            readers,
-            choices,
+        let mut running = Running {
+            readers: Vec::with_capacity(job.requests.len()),
+            choices: Vec::with_capacity(job.requests.len()),
             next: 0,
-            cancel: context.cancel.clone(),
-        })
+            encodings: job.encodings.clone(),
+        };
+        for (index, request) in std::mem::take(&mut job.requests).into_iter().enumerate() {
+            let choice = Choice::new(index, request.prompt.clone(), job, context);
+            running.readers.push(Some(handle.submit(request)?));
+            running.choices.push(choice);
+        }
+        Ok(running)
     }
 
     /// Returns the next event of any choice, or `None` when all are complete. Cancel-safe.
@@ -163,10 +163,9 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let choices = self.choices.iter().filter(|choice| !choice.is_over());
-        for choice in choices {
-            choice.log_cancelled();
-            self.cancel.cancel();
-        }
+        choices.for_each(Choice::log_cancelled);
+        // A request can end, by its deadline for example, before its images are encoded.
+        self.encodings.iter().for_each(CancelToken::cancel);
     }
 }
 

@@ -18,7 +18,7 @@ const BYTES_PER_PIXEL: u64 = 2 * 8 + 3;
 const MAX_EXTENT: u32 = 65_535;
 
 /// Maximum memory for what a PNG file has besides its pixels, such as a color profile.
-const MAX_PROFILE_BYTES: u64 = 64 << 20;
+pub const MAX_PROFILE_BYTES: u64 = 4 << 20;
 
 /// Limits of decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

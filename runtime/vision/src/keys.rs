@@ -225,7 +225,7 @@ impl Keys<'_> {
 fn check_tokens(least: usize, most: usize) -> Result<()> {
     if least > most || least == 0 || most > MAX_VALUE as usize {
         return Err(Error::model(format!(
-            "an image cannot become from {least} to {most} tokens: from 1 to {MAX_VALUE}, in order"
+            "an image cannot become from {least} to {most} tokens (--image-min-tokens, --image-max-tokens): from 1 to {MAX_VALUE}, in order"
         )));
     }
     Ok(())

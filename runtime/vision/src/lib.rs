@@ -39,7 +39,7 @@ mod tiles;
 mod url;
 mod weights;
 
-pub use decode::{DEFAULT_MAX_PIXELS, DecodeLimits, EncodedImage};
+pub use decode::{DEFAULT_MAX_PIXELS, DecodeLimits, EncodedImage, MAX_PROFILE_BYTES};
 pub use encoder::{Encoder, EncoderOptions, ImageEmbeddings};
 pub use error::{Error, Result};
 pub use plan::EncoderPlan;

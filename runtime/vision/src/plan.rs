@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::spec::VisionSpec;
 use crate::weights::EncoderWeights;
 use samite_gguf::GgufFile;
-use samite_llm::MemoryUse;
+use samite_llm::{MemoryUse, Model};
 use samite_sched::memory_plan::ReservedBytes;
 use samite_sched::{Assignments, Options, Scheduler};
 use std::path::Path;
@@ -14,6 +14,7 @@ use std::path::Path;
 /// [`Encoder`](crate::Encoder) that is loaded with the same options.
 #[derive(Debug)]
 pub struct EncoderPlan {
+    name: Box<str>,
     spec: VisionSpec,
     memory: Vec<MemoryUse>,
 }
@@ -44,12 +45,24 @@ impl EncoderPlan {
         let memories = scheduler.devices().memories().iter();
         let compute = memories.map(|memory| memory.name().to_owned());
         let memory = memory_use(weights.bytes(), compute.zip(bytes.by_memory()));
-        Ok(EncoderPlan { spec, memory })
+        Ok(EncoderPlan {
+            name: file.path().display().to_string().into(),
+            spec,
+            memory,
+        })
     }
 
     /// Returns the description of the encoder.
     pub fn spec(&self) -> &VisionSpec {
         &self.spec
+    }
+
+    /// Checks that `model` can read the encoder's rows.
+    ///
+    /// # Errors
+    /// Returns the errors of [`VisionSpec::check`].
+    pub fn check(&self, model: &Model) -> Result<()> {
+        self.spec.check(&self.name, model)
     }
 
     /// Returns the memory that the encoder uses, by kind of memory.

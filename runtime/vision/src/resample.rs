@@ -67,10 +67,10 @@ const FRACTION_BITS: u32 = 32 - 8 - 2;
 pub(crate) const MAX_EXTENT: usize = 1 << 16;
 
 /// Source pixels of a result pixel on one axis: the first one, and the weights of those from there.
-pub(crate) type Span = (usize, Vec<f64>);
+pub(crate) type TapRange = (usize, Vec<f64>);
 
 /// Returns the source pixels of each result pixel of an axis.
-pub(crate) fn spans(from: usize, to: usize, filter: Filter) -> impl Iterator<Item = Span> {
+pub(crate) fn spans(from: usize, to: usize, filter: Filter) -> impl Iterator<Item = TapRange> {
     let scale = from as f64 / to as f64;
     let stretch = scale.max(1.0);
     let support = filter.support() * stretch;

@@ -43,25 +43,10 @@ impl SharedEncoder {
     /// Checks that `model` can read the encoder's rows.
     ///
     /// # Errors
-    /// Returns an error if they have another number of elements, or positions that the model does
-    /// not have.
+    /// Returns the errors of [`VisionSpec::check`].
     pub fn check(&self, model: &Model) -> Result<()> {
-        let encoder = || self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = model.path().display();
-        let (width, wanted) = (self.spec.row_width(), model.spec().input_width());
-        if width != wanted {
-            return Err(Error::model(format!(
-                "{}: an image's rows have {width} elements, and those of {path} have {wanted}: it is the encoder of another model",
-                encoder().name(),
-            )));
-        }
-        if self.spec.projector.has_grid_positions() && !model.spec().has_axes() {
-            return Err(Error::model(format!(
-                "{}: an image's rows have positions on several axes, and {path} has no rope.dimension_sections: it is the encoder of another model",
-                encoder().name(),
-            )));
-        }
-        Ok(())
+        let encoder = self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
+        self.spec.check(encoder.name(), model)
     }
 
     /// Returns the tokens of an image. A tile is encoded when its rows are first needed, which

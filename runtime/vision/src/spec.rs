@@ -7,6 +7,7 @@ use crate::sizes::{ImageSize, dynamic_size, filled_size, longest_side_size};
 use crate::tiles::{TilePlan, Tiling};
 use samite_core::Unary;
 use samite_gguf::Metadata;
+use samite_llm::Model;
 
 /// Architecture name of mmproj files.
 pub const ARCHITECTURE: &str = "clip";
@@ -279,6 +280,27 @@ impl VisionSpec {
         } else {
             0
         }
+    }
+
+    /// Checks that `model` can read the rows of an encoder with this name.
+    ///
+    /// # Errors
+    /// Returns an error if they have another number of elements, or positions that the model does
+    /// not have.
+    pub fn check(&self, encoder: &str, model: &Model) -> Result<()> {
+        let path = model.path().display();
+        let (width, wanted) = (self.row_width(), model.spec().input_width());
+        if width != wanted {
+            return Err(Error::model(format!(
+                "{encoder}: an image's rows have {width} elements, and those of {path} have {wanted}: it is the encoder of another model"
+            )));
+        }
+        if self.projector.has_grid_positions() && !model.spec().has_axes() {
+            return Err(Error::model(format!(
+                "{encoder}: an image's rows have positions on several axes, and {path} has no rope.dimension_sections: it is the encoder of another model"
+            )));
+        }
+        Ok(())
     }
 
     /// Returns the number of elements of a row, with those of DeepStack.

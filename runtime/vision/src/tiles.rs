@@ -166,6 +166,15 @@ impl TilePlan {
         sizes
     }
 
+    /// Returns the bytes of memory that [`cut`](Self::cut) takes at most, besides the image itself.
+    pub fn cutting_bytes(&self) -> usize {
+        let pixels = |[width, height]: &[usize; 2]| width * height;
+        let steps = self.steps.iter().map(pixels).sum::<usize>();
+        let tiles = self.sizes().iter().map(pixels).sum::<usize>();
+        // Resizing has one side of the image before and one after.
+        3 * (2 * steps + 2 * tiles)
+    }
+
     /// Returns the pixels of all tiles of an image of the planned size.
     ///
     /// # Errors

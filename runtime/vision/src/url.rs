@@ -3,7 +3,15 @@
 use crate::error::{Error, Result};
 use ::image::ImageFormat;
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::alphabet::STANDARD as STANDARD_ALPHABET;
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
+
+/// Base64 with or without padding.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD_ALPHABET,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 
 /// Returns the file of an image from a `data:` URL, or from base64 alone.
 ///
@@ -13,7 +21,9 @@ pub fn image_file(url: &str) -> Result<Vec<u8>> {
     let encoded = match url.strip_prefix("data:") {
         Some(data) => {
             let (kind, encoded) = data.split_once(',').unwrap_or_default();
-            if !kind.starts_with("image/") || !kind.ends_with(";base64") {
+            let is_file =
+                kind.starts_with("image/") || kind.starts_with("application/octet-stream");
+            if !is_file || !kind.ends_with(";base64") {
                 return Err(Error::image(
                     "must be a URL such as data:image/png;base64,… of an image in base64",
                 ));
@@ -27,8 +37,20 @@ pub fn image_file(url: &str) -> Result<Vec<u8>> {
         }
         None => url,
     };
-    let file = STANDARD.decode(encoded);
-    file.map_err(|error| Error::image(format!("is not base64: {error}")))
+    // Some encoders break lines, or leave out the padding.
+    let has_space = encoded.bytes().any(|byte| byte.is_ascii_whitespace());
+    let file = if has_space {
+        let mut bytes = encoded.as_bytes().to_vec();
+        bytes.retain(|byte| !byte.is_ascii_whitespace());
+        LENIENT.decode(bytes)
+    } else {
+        LENIENT.decode(encoded)
+    };
+    file.map_err(|error| {
+        Error::image(format!(
+            "is not base64: {error}; send the image itself, as data:image/png;base64,…"
+        ))
+    })
 }
 
 /// Returns the maximum bytes of the file in a URL of this length.
@@ -63,6 +85,8 @@ mod tests {
             assert!(image_file_len(url.len()) >= file.len());
             let (_, encoded) = url.split_once(',').unwrap();
             assert_eq!(image_file(encoded).unwrap(), file);
+            let broken = encoded.trim_end_matches('=').replace('A', "A\n");
+            assert_eq!(image_file(&broken).unwrap(), file);
         }
         for url in [
             "https://a/b.png",

@@ -10,7 +10,7 @@ impl Chat {
     /// dragged into them.
     pub(super) fn dragged_image(&self, line: &str) -> Option<PathBuf> {
         self.images.as_ref()?;
-        let path = PathBuf::from(unquoted(line.trim()));
+        let path = image_path(line.trim());
         let extension = path.extension()?.to_str()?.to_ascii_lowercase();
         let is_image = ["png", "jpg", "jpeg", "webp", "gif"].contains(&extension.as_str());
         (is_image && path.is_file()).then_some(path)
@@ -19,7 +19,7 @@ impl Chat {
     /// Adds an image to the next message.
     pub(super) fn add_image(&mut self, path: &Path) {
         let Some(images) = &mut self.images else {
-            return say("this model sees no images: --mmproj names its image encoder");
+            return say("this model has no image encoder: --mmproj names one");
         };
         match crate::images::url(path) {
             Ok(url) => {
@@ -45,6 +45,17 @@ impl Chat {
     /// Removes the images that were added.
     pub(super) fn forget_images(&mut self) {
         self.images.iter_mut().for_each(Vec::clear);
+    }
+}
+
+/// Returns the path in a text that a user wrote, or that a terminal pasted.
+pub(super) fn image_path(text: &str) -> PathBuf {
+    let plain = unquoted(text);
+    let plain = plain.strip_prefix("file://").unwrap_or(&plain);
+    let home = std::env::var_os("HOME");
+    match plain.strip_prefix("~/").zip(home) {
+        Some((rest, home)) => Path::new(&home).join(rest),
+        None => plain.into(),
     }
 }
 
@@ -78,7 +89,8 @@ mod tests {
     #[cfg(unix)]
     fn paths_lose_what_terminals_add() {
         for text in ["/a b.png", "'/a b.png'", "\"/a b.png\"", "/a\\ b.png"] {
-            assert_eq!(unquoted(text), "/a b.png");
+            assert_eq!(image_path(text), Path::new("/a b.png"));
         }
+        assert_eq!(image_path("file:///a.png"), Path::new("/a.png"));
     }
 }

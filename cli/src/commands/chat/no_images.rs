@@ -5,6 +5,10 @@ use crate::shown::say;
 use samite::chat::Content;
 use std::path::{Path, PathBuf};
 
+pub(super) fn image_path(text: &str) -> PathBuf {
+    text.into()
+}
+
 impl Chat {
     pub(super) fn dragged_image(&self, _line: &str) -> Option<PathBuf> {
         None

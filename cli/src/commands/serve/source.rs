@@ -166,6 +166,11 @@ impl ModelSource {
         let (mut handle, mut thread) = (None, None);
         let mut memory = MemoryLog::new(&model);
         let mut encoder = None;
+        if !writes && args.encoder.path().is_some() {
+            return Err(CommandError::usage(
+                "--mmproj: this model does not generate text, so that it takes no images",
+            ));
+        }
         if writes {
             let name = self.disk_name.as_deref();
             encoder = args.load_encoder(&self.setup, &model)?;

@@ -19,9 +19,9 @@ pub enum ConversationError {
     /// An image of a message cannot be read.
     #[error("{0}")]
     Image(String),
-    /// A message has an image, and the conversation no image encoder.
+    /// A message has an image, and the conversation has no image encoder.
     #[error(
-        "a message has an image, and the conversation has no image encoder: set one with see_with"
+        "a message has an image, and the conversation has no image encoder: set one with set_image_encoder"
     )]
     NoEncoder,
     /// The model called tools in this many consecutive rounds.

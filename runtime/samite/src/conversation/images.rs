@@ -103,7 +103,7 @@ fn parts_of(content: &Content) -> Option<&Vec<ContentPart>> {
 }
 
 impl super::Conversation {
-    /// Lets the model see the images of messages, by its image encoder.
+    /// Sets the image encoder of the model, for images in messages.
     ///
     /// ```no_run
     /// use samite::Conversation;
@@ -113,7 +113,7 @@ impl super::Conversation {
     /// let mut chat = Conversation::open("model.gguf")?;
     /// let devices = chat.context().model().devices().iter().cloned().collect();
     /// let encoder = Encoder::load("mmproj.gguf", &EncoderOptions::new(devices))?;
-    /// chat.see_with(SharedEncoder::new(encoder))?;
+    /// chat.set_image_encoder(SharedEncoder::new(encoder))?;
     /// let photo = image_url(&std::fs::read("photo.jpeg")?);
     /// let parts = vec![ContentPart::image(photo), ContentPart::text("What is this?")];
     /// println!("{}", chat.ask(Content::Parts(parts))?);
@@ -122,7 +122,7 @@ impl super::Conversation {
     ///
     /// # Errors
     /// If it is the encoder of another model.
-    pub fn see_with(&mut self, encoder: SharedEncoder) -> Result<()> {
+    pub fn set_image_encoder(&mut self, encoder: SharedEncoder) -> Result<()> {
         encoder.check(self.session.context().model())?;
         self.images = Some(ConversationImages::new(encoder));
         Ok(())

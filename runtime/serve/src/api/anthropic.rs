@@ -4,7 +4,7 @@ use crate::answer::{Choice, Update};
 use crate::chat;
 use crate::context::RequestContext;
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, TextItems};
+use crate::fields::{Fields, TextItems, image_part};
 use crate::form::check_schema;
 use crate::ids;
 use crate::job::Job;
@@ -77,7 +77,7 @@ fn messages(
             "redacted_thinking" => {}
             "image" => {
                 let url = image_url(&block)?.unwrap_or_default();
-                parts.push(json!({"type": "image_url", "image_url": {"url": url}}));
+                parts.push(image_part(&url, &place));
             }
             "tool_use" => {
                 let name = block.required_text("name")?;

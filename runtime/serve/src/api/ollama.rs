@@ -7,7 +7,7 @@ use crate::chat;
 use crate::context::RequestContext;
 use crate::entry::{Entry, Status};
 use crate::error::{ApiError, Result};
-use crate::fields::{Fields, kind};
+use crate::fields::{Fields, image_part, kind};
 use crate::hub::Hub;
 use crate::ids;
 use crate::job::{ChatExtras, Job};
@@ -15,6 +15,7 @@ use crate::sampling::MAX_PROBABILITIES;
 use crate::stream::{Frames, ResponseEncoder, json_lines, json_response};
 use axum::response::Response;
 use samite_chat::{AnswerCall, AnswerEvent as Parsed};
+use samite_llm::FIRST_IMAGE_ID;
 use samite_llm::quantize::Mixture;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -461,11 +462,12 @@ fn content_with_images(
         return Err(ApiError::image(format!("{prefix}images")));
     }
     let images = images.iter().enumerate().map(|(i, image)| {
+        let place = format!("{prefix}images[{i}]");
         let image = image.as_str().ok_or_else(|| {
             let message = format!("must be an image in base64, and is {}", kind(image));
-            ApiError::field(format!("{prefix}images[{i}]"), message)
+            ApiError::field(&place, message)
         })?;
-        Ok(json!({"type": "image_url", "image_url": {"url": image}}))
+        Ok(image_part(image, &place))
     });
     let text = fields.text(&[text])?.filter(|text| !text.is_empty());
     let text = text.map(|text| Ok(json!({"type": "text", "text": text})));
@@ -560,15 +562,17 @@ fn read(context: &RequestContext, body: &Value, is_chat: bool) -> Result<Request
                 "templates of requests are not supported: write the whole prompt, with \"raw\": true",
             ));
         }
-        if let Some(suffix) = fields.text(&["suffix"])?.filter(|text| !text.is_empty()) {
+        let suffix = fields.text(&["suffix"])?.filter(|text| !text.is_empty());
+        let is_raw = suffix.is_some() || fields.boolean(&["raw"], false)?;
+        if is_raw && with_images.is_some() {
+            let message = "are not supported with \"raw\" or \"suffix\": leave these out";
+            return Err(ApiError::field("images", message));
+        }
+        if let Some(suffix) = suffix {
             request.insert("input_prefix".to_owned(), prompt.into());
             request.insert("input_suffix".to_owned(), suffix.into());
             native::infill(context, &request.into())?.0
         } else if fields.boolean(&["raw"], false)? {
-            if with_images.is_some() {
-                let message = "take no images with \"raw\": leave it out";
-                return Err(ApiError::field("images", message));
-            }
             request.insert("prompt".to_owned(), prompt.into());
             let request = request.into();
             let read = Fields::new(&request)?;
@@ -709,7 +713,9 @@ impl OllamaEncoder {
         line["prompt_eval_duration"] = nanoseconds(choice.counts.prefill).into();
         line["eval_count"] = choice.counts.generated.into();
         line["eval_duration"] = nanoseconds(choice.counts.decoding).into();
-        if self.has_context {
+        let has_images = || choice.prompt.iter().any(|&token| token >= FIRST_IMAGE_ID);
+        // A context has no images, and their IDs mean nothing without them.
+        if self.has_context && !has_images() {
             let generated = choice.tokens.iter().map(|token| token.id);
             let text = choice.prompt.iter().copied().chain(generated);
             line["context"] = text.collect();

@@ -228,6 +228,8 @@ fn all_apis_show_the_same_image() {
         "options": options});
     let ollama = post(&server, "/api/generate", body);
     assert_eq!(ollama["response"], expected);
+    // A context cannot have images.
+    assert!(ollama.get("context").is_none(), "{ollama}");
     // Results of tools may be images.
     let seen = |name: &str| {
         let source = json!({"type": "base64", "media_type": "image/png", "data": file(name)});
@@ -383,6 +385,40 @@ fn what_cannot_be_seen_is_named() {
     let echo = json!({"prompt": {"prompt_string": "<__media__>", "multimodal_data": [file("rgb")]},
         "echo": true, "logprobs": 1});
     refuse("/v1/completions", echo, 400, &["prompt_logprobs"]);
+    // Errors name what the client sent, not what it is translated to.
+    let user = |content: Value| json!({"role": "user", "content": content});
+    let source = |data: &str| {
+        let source = json!({"type": "base64", "media_type": "image/png", "data": data});
+        json!({"type": "image", "source": source})
+    };
+    let call = json!({"type": "tool_use", "id": "1", "name": "look", "input": {}});
+    let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [source("?")]});
+    let anthropic = json!({"system": "Look.", "max_tokens": 1, "messages": [
+        user("a".into()),
+        {"role": "assistant", "content": [call]},
+        user(json!([text("b"), result])),
+    ]});
+    let place = "messages[2].content[1].content[0]";
+    refuse("/v1/messages", anthropic, 400, &[place, "base64"]);
+    let without = json!({"max_tokens": 1, "messages": [user(json!([{"type": "image"}]))]});
+    refuse(
+        "/v1/messages",
+        without,
+        400,
+        &["messages[0].content[0]", "no image"],
+    );
+    let system = json!({"max_tokens": 1, "system": [source("?")], "messages": [user("a".into())]});
+    refuse(
+        "/v1/messages",
+        system,
+        400,
+        &["system[0]", "in a message of the user"],
+    );
+    let ollama = json!({"role": "user", "content": "a", "images": [file("rgb"), "?"]});
+    let ollama = json!({"messages": [ollama], "stream": false});
+    refuse("/api/chat", ollama, 400, &["messages[0].images[1]"]);
+    let suffix = json!({"prompt": "a", "suffix": "b", "images": [file("rgb")]});
+    refuse("/api/generate", suffix, 400, &["images", "suffix"]);
     // Users cannot write what stands for an image.
     let body = json!({"messages": [{"role": "user", "content": "<__media__>"}], "max_tokens": 1});
     assert_eq!(server.post(path, &body).0, 200);

@@ -281,7 +281,8 @@ mod tests {
                 [call("1", "look", "{}"), call("2", "patch", r#"{"input":"a\"b"}"#)]}),
             json!({"role": "tool", "tool_call_id": "1", "content": [
                 {"type": "text", "text": "a cat"},
-                {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,"},
+                    "samite_place": "input[5].output[1]"},
             ]}),
             json!({"role": "tool", "tool_call_id": "2", "content": "done"}),
             json!({"role": "assistant", "content": "A cat.", "reasoning_content": "Hm.",
