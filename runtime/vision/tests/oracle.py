@@ -520,22 +520,30 @@ def resized():
     (FOLDER / "resized.json").write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
 
 
+def tiled_case(name, size, side, longest, counts):
+    settings, keys = settings_of(name, side, longest, counts)
+    tiles, texts = tiles_of(name, image_of(*size), settings)
+    keys = {"image_size": side} | keys
+    hashes = [[tile.width, tile.height, fnv(tile.tobytes())] for tile in tiles]
+    return {"name": {"llava": "mlp"}.get(name, name), "keys": keys, "size": size, "texts": texts, "tiles": hashes}
+
+
 def tiled():
     """Sizes, texts and hashes of the tiles of images."""
     rng = random.Random(2)
     cases = []
-    for name in ["idefics3", "internvl", "pixtral", "llava", "lfm2", "gemma4v"] * 20:
+    for index, name in enumerate(["idefics3", "internvl", "pixtral", "llava", "lfm2", "gemma4v"] * 20):
         # LFM2 has tiles for images of over 724 x 724 pixels.
-        exponents = (9, 10.5) if name == "lfm2" and len(cases) % 4 == 0 else (2, 8)
-        width, height = (int(2 ** rng.uniform(*exponents)) for _ in range(2))
+        exponents = (9, 10.5) if name == "lfm2" and index % 4 == 0 else (2, 8)
+        size = [int(2 ** rng.uniform(*exponents)) for _ in range(2)]
         side, longest = 16 * rng.randint(1, 3), rng.randint(30, 150)
         counts = (rng.randint(1, 4), rng.randint(4, 14))
-        settings, keys = settings_of(name, side, longest, counts)
-        tiles, texts = tiles_of(name, image_of(width, height), settings)
-        keys = {"image_size": side} | keys
-        hashes = [[tile.width, tile.height, fnv(tile.tobytes())] for tile in tiles]
-        name = {"llava": "mlp"}.get(name, name)
-        cases.append({"name": name, "keys": keys, "size": [width, height], "texts": texts, "tiles": hashes})
+        cases.append((name, size, side, longest, counts))
+    # An image above the maximum of Idefics3.
+    cases.append(("idefics3", [60, 2], 256, 5000, None))
+    # Squares that fill less than a half of larger grids, and more.
+    cases += [("internvl", [extent, extent], 16, 0, (1, 9)) for extent in (16, 22, 23, 33, 34, 40)]
+    cases = [tiled_case(*case) for case in cases]
     (FOLDER / "tiled.json").write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
 
 
