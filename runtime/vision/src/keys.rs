@@ -171,8 +171,8 @@ impl Keys<'_> {
         }
     }
 
-    /// Returns the method of dividing images into tiles, whose size is `image_size` unless they have
-    /// one of their own.
+    /// Returns the method of dividing images into tiles, whose size is `image_size` unless they
+    /// have one of their own.
     pub fn tiling(
         &self,
         projector: Projector,

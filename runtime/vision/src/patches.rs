@@ -5,7 +5,7 @@
 //! that attention within windows is one operation for each size.
 
 use crate::projector::PositionTable;
-use crate::resample::{Filter, Span, spans};
+use crate::resample::{Filter, TapRange, spans};
 use crate::rgb::RgbImage;
 use crate::spec::VisionSpec;
 
@@ -139,10 +139,10 @@ impl PatchOrder {
         }
     }
 
-    /// Returns the weights of all rows of a table of `side` x `side` positions for each patch, for a
-    /// table that is resized to the grid of patches with a triangle filter.
+    /// Returns the weights of all rows of a table of `side` x `side` positions for each patch, for
+    /// a table that is resized to the grid of patches with a triangle filter.
     fn resized_table(&self, side: usize) -> Vec<f32> {
-        let axis = |extent: usize| spans(side, extent, Filter::Bilinear).collect::<Vec<Span>>();
+        let axis = |extent: usize| spans(side, extent, Filter::Bilinear).collect::<Vec<TapRange>>();
         let [columns, rows] = self.grid.map(axis);
         let mut weights = vec![0.0; self.len() * side * side];
         for (table, &[column, row]) in weights.chunks_exact_mut(side * side).zip(&self.patches) {

@@ -69,8 +69,8 @@ pub struct VisionSpec {
 /// Maximum number of patches of an image.
 const MAX_PATCHES: usize = 1 << 18;
 
-/// Widths of the language models of Gemma 4 whose image tokens attend to earlier ones only: those of
-/// E2B and E4B.
+/// Widths of the language models of Gemma 4 whose image tokens attend to earlier ones only: those
+/// of E2B and E4B.
 const GEMMA4_CAUSAL: [usize; 2] = [1536, 2560];
 
 /// Maximum number of layers.

@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug, Default)]
 pub(crate) struct EncoderWeights {
     tensors: BTreeMap<Box<str>, Arc<StoredTensor>>,
-    /// Minima and maxima of the elements that matrices read and write, by the names of their tensors.
+    /// Minima and maxima of the elements that matrices read and write, by the names of their
+    /// tensors.
     bounds: BTreeMap<Box<str>, f32>,
     /// Bytes by name of the memory.
     bytes: BTreeMap<String, usize>,

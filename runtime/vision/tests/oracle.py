@@ -198,7 +198,9 @@ def gemma4v():
     vision |= {"num_key_value_heads": 2, "patch_size": PATCH, "position_embedding_size": 20, "standardize": True}
     vision |= {"use_clipped_linears": True}
     text = SMALL | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
-    text |= {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+    text |= {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 32}
+    # The window is shorter than an image.
+    text |= {"sliding_window": 4, "use_bidirectional_attention": "vision", "final_logit_softcapping": 30.0}
     config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=None, image_token_id=60)
     model = transformers.Gemma4ForConditionalGeneration(config)
     for name, buffer in model.model.vision_tower.named_buffers():
@@ -218,7 +220,7 @@ def rope():
 MODELS = {"qwen2vl": qwen2vl, "qwen25vl": qwen25vl, "qwen3vl": qwen3vl, "gemma3": gemma3, "idefics3": idefics3}
 MODELS |= {"internvl": internvl, "internvl6b": internvl6b, "pixtral": pixtral, "mistral3": mistral3, "llava": llava, "lfm2": lfm2, "gemma4v": gemma4v}
 # Variants of an encoder, whose rows are compared, but not the logits after them.
-WITHOUT_TEXT = ["internvl6b", "mistral3", "gemma4v"]
+WITHOUT_TEXT = ["internvl6b", "mistral3"]
 # Encoders with a token after each row of an image but the last one.
 WITH_BREAKS = ["pixtral", "mistral3"]
 BREAK = 12
@@ -317,6 +319,14 @@ def normal_tiles(name, image, preprocessing):
     return torch.stack([normal(tile, preprocessing) for tile in tiles])
 
 
+def placed_patches(pixels):
+    """Patches of an image with their columns and rows, as Gemma 4's processor returns them."""
+    _, lines, columns = (extent // PATCH for extent in pixels.shape)
+    patches = pixels.unflatten(1, (-1, PATCH)).unflatten(3, (-1, PATCH)).permute(1, 3, 2, 4, 0)
+    places = torch.tensor([[x, y] for y in range(lines) for x in range(columns)])
+    return patches.reshape(columns * lines, -1), places
+
+
 def rows_of(model, name, image, preprocessing):
     if name in TILED:
         tiles = normal_tiles(name, image, preprocessing)
@@ -329,11 +339,8 @@ def rows_of(model, name, image, preprocessing):
         token = model.get_input_embeddings().weight[BREAK].expand(len(rows), 1, -1)
         return torch.cat([rows, token], dim=1).flatten(0, 1)[:-1]
     if name == "gemma4v":
-        columns, lines = image.width // PATCH, image.height // PATCH
-        patches = pixels.unflatten(1, (-1, PATCH)).unflatten(3, (-1, PATCH)).permute(1, 3, 2, 4, 0)
-        places = torch.tensor([[x, y] for y in range(lines) for x in range(columns)])
-        patches = patches.reshape(1, columns * lines, -1)
-        return model.model.get_image_features(patches, places[None]).pooler_output[0]
+        patches, places = placed_patches(pixels)
+        return model.model.get_image_features(patches[None], places[None]).pooler_output[0]
     if name == "lfm2":
         return model.model.get_image_features(**naflex(pixels[None])).pooler_output[0]
     if name == "gemma3":
@@ -372,6 +379,13 @@ def logits_of(model, name):
         return tiled_logits_of(model, name, preprocessing)
     if name in WITH_BREAKS:
         return logits_with_breaks(model, name, preprocessing)
+    if name == "gemma4v":
+        sizes = sizes_of(name)
+        patches, places = zip(*[placed_patches(normal(image_of(*size), preprocessing)) for size in sizes])
+        inputs = {"pixel_values": torch.stack(patches), "image_position_ids": torch.stack(places)}
+        ids = [3, 7, *[60] * 6, 9, 11, 13, *[60] * 6, 5]
+        tokens = torch.tensor([ids])
+        return text_of(sizes, ids, model(input_ids=tokens, mm_token_type_ids=(tokens == 60).int(), **inputs).logits)
     if name == "lfm2":
         sizes = [(64, 96)] * 2
         inputs = naflex(torch.stack([normal(image_of(*size), preprocessing) for size in sizes]))

@@ -409,6 +409,7 @@ impl<'a> Base<'a> {
             }),
             span: Span::Full,
             is_bidirectional: false,
+            are_images_causal: false,
             keys_of: None,
             scale: 1.0 / (head_k as f32).sqrt(),
             softcap: 0.0,

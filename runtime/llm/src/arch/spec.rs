@@ -842,6 +842,8 @@ pub struct Attention {
     /// True if attention is bidirectional. Then all tokens of a sequence are computed together and
     /// nothing is cached.
     pub is_bidirectional: bool,
+    /// True if tokens of an image attend to earlier ones only, whatever the image says.
+    pub are_images_causal: bool,
     /// Layer whose keys and values are used, if not its own.
     pub keys_of: Option<usize>,
     /// Scale of the attention logits.

@@ -210,6 +210,7 @@ impl Staging {
             Input::Mask {
                 span,
                 is_bidirectional: false,
+                are_images_causal,
                 distances,
                 windowed,
             } => {
@@ -222,7 +223,12 @@ impl Staging {
                 for (token, row) in part.iter().zip(self.mask.chunks_exact_mut(n_kv)) {
                     let sequence = batch.sequences(token).first().copied().unwrap_or(0);
                     let first = *span.positions(token.position).start();
-                    cells.visible(sequence, first..=token.last_attended, row);
+                    let last = if are_images_causal {
+                        token.position
+                    } else {
+                        token.last_attended
+                    };
+                    cells.visible(sequence, first..=last, row);
                     if distances {
                         cells.distances(token.position, row);
                     }

@@ -114,7 +114,7 @@ impl VitBuilder<'_> {
             let rope = Rope::new(head / 2, RopeMode::Neox, GEMMA4_FREQ_BASE);
             ([columns, rows], rope, 1.0)
         } else {
-            // Rows turn by every second frequency, from the first one on, and columns by the others.
+            // Rows rotate by every second frequency, from the first one, and columns by the others.
             let rope = Rope::new(head / 2, RopeMode::Normal, FREQ_BASE);
             let freq_scale = FREQ_BASE.powf(-2.0 / head as f32);
             ([rows, columns], rope, freq_scale)

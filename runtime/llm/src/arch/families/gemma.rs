@@ -145,6 +145,8 @@ fn sharing_attention(
         }
         attention.set_window(keys.require_extent(WINDOW)?, rope);
     } else {
+        // Images are read in both directions within windows only.
+        attention.are_images_causal = true;
         attention.set_rope_factors(RopeFactors::Frequencies);
     }
     Ok(attention)

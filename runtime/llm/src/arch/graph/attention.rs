@@ -459,6 +459,7 @@ impl Builder<'_> {
         let input = Input::Mask {
             span: a.span,
             is_bidirectional: a.is_bidirectional,
+            are_images_causal: a.are_images_causal,
             distances: a.max_bias != 0.0,
             windowed: cache.is_some_and(|cache| cache.windowed),
         };

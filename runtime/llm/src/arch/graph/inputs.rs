@@ -30,6 +30,8 @@ pub enum Input {
         span: Span,
         /// True if attention is bidirectional.
         is_bidirectional: bool,
+        /// True if tokens of an image attend to earlier ones only.
+        are_images_causal: bool,
         /// True if the mask contains distances.
         distances: bool,
         /// True if the cells are those of layers with a window.
