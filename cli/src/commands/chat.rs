@@ -224,11 +224,11 @@ pub fn run(mut args: ChatArgs) -> CommandResult {
     let beside = {
         let devices = setup.devices.for_model(&setup.placement, &args.cpu)?;
         let plan = args.encoder.plan(devices).map_err(CommandError::error)?;
-        setup.leaving(plan.map_or(0, |plan| plan.bytes()))
+        &setup.leaving(plan.map_or(0, |plan| plan.bytes()))
     };
     #[cfg(not(feature = "vision"))]
     let beside = &setup;
-    let model = renewal::load(&beside, &args.cpu, &cancel)?;
+    let model = renewal::load(beside, &args.cpu, &cancel)?;
     #[cfg(feature = "vision")]
     let encoder = {
         let encoder = args.encoder.load(&model, context_options.threads_batch);
