@@ -1,5 +1,5 @@
 """A plugin of pytest for llama.cpp's tests of its server. Nothing is downloaded before they begin. The cache has small models under the names that
-tests use, and a hub on the loopback has one more."""
+tests use, and a hub on the loopback has one more. Tests of images have a model with random weights, so that only the protocol is judged."""
 
 import hashlib
 import http.server
@@ -7,9 +7,11 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 import tempfile
 import threading
 
+import requests
 import utils
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -61,3 +63,22 @@ for repository, name in CACHED.items():
 hub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
 threading.Thread(target=hub.serve_forever, daemon=True).start()
 os.environ |= {"HF_HUB_CACHE": folder.name, "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
+
+FIXTURES = pathlib.Path(__file__).parents[3] / "vision/tests/fixtures"
+os.environ["ENCODER"] = str(FIXTURES / "gemma3.gguf")
+os.environ["WITH_IMAGES"] = os.path.join(folder.name, "gemma3.gguf")
+subprocess.run([os.environ["SAMITE"], "dev", "synth", os.environ["WITH_IMAGES"], "--arch", "gemma3", "--type", "f32"], check=True, capture_output=True)
+
+
+class Image:
+    """The answer to a request for a test's image."""
+
+    cases = json.loads((FIXTURES / "decoded.json").read_text())["cases"]
+    content = bytes(next(case["file"] for case in cases if case["name"] == "rgb"))
+
+    def raise_for_status(self):
+        pass
+
+
+get = requests.get
+requests.get = lambda url, *more, **named: Image() if "/tinygemma3-GGUF/resolve/" in url else get(url, *more, **named)
