@@ -6,7 +6,7 @@
 use proptest::prelude::*;
 use samite_chat::{
     BUILTIN, ChatTemplate, Content, ContentPart, DateTime, Guard, Limits, Message, MessageRole,
-    PromptOptions, PromptPiece, Sources, Template, TemplateError, Tool, ToolCall,
+    Prompt, PromptOptions, PromptPiece, Sources, Template, TemplateError, Tool, ToolCall,
 };
 use samite_text::{Tokenizer, TokenizerModel, VocabData};
 use serde_json::json;
@@ -434,6 +434,39 @@ fn tokenizer() -> Tokenizer {
     data.add_space_prefix = Some(false);
     data.add_bos = Some(true);
     Tokenizer::new(data).unwrap()
+}
+
+#[test]
+fn texts_surround_the_tiles_of_images() {
+    let tokenizer = tokenizer();
+    let ids = |text: &str| tokenizer.tokenize(text, false, true).unwrap();
+    // What users write has no special tokens.
+    let prompt = Prompt {
+        pieces: vec![
+            PromptPiece {
+                text: "<|im_start|>aX".to_owned(),
+                parse_special: true,
+            },
+            PromptPiece {
+                text: "<s>XX".to_owned(),
+                parse_special: false,
+            },
+        ],
+        generation_prompt: String::new(),
+    };
+    let texts = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect();
+    let images: [Vec<String>; 2] = [texts(&["[INST]", "b", "</s>"]), texts(&["", ""])];
+    let images: Vec<&[String]> = images.iter().map(|texts| &texts[..]).collect();
+    let parts = prompt.tokens_around_images(&tokenizer, "X", &images);
+    let plain = tokenizer.tokenize("<s>", false, false).unwrap();
+    let expected = [
+        ids("<s><|im_start|>a[INST]"),
+        ids("b"),
+        [ids("</s>"), plain].concat(),
+        Vec::new(),
+        Vec::new(),
+    ];
+    assert_eq!(parts.unwrap(), expected);
 }
 
 /// Counts each special token in a prompt.
