@@ -29,11 +29,19 @@ fn cpu() -> Arc<dyn Device> {
     CpuDevice::new(CpuOptions::default().with_threads(1))
 }
 
-/// Returns a small model of the architecture, which has the width of the encoders.
+/// Returns a small model of the architecture, which has the width of most encoders.
 fn model(architecture: &'static str) -> Arc<Model> {
+    model_of_width(architecture, 64)
+}
+
+fn model_of_width(architecture: &'static str, width: usize) -> Arc<Model> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    SyntheticModel::tiny(architecture).write(&path).unwrap();
+    let synthetic = SyntheticModel {
+        n_embd: width,
+        ..SyntheticModel::tiny(architecture)
+    };
+    synthetic.write(&path).unwrap();
     Model::load(&path, &ModelOptions::new(vec![cpu()])).unwrap()
 }
 
@@ -137,8 +145,13 @@ fn completion(server: &Server, prompt: &str, images: &[&str]) -> Value {
 
 #[test]
 fn a_prompt_with_images_has_the_text_of_a_session() {
-    for (architecture, name) in [("qwen2vl", "qwen2vl"), ("gemma3", "gemma3")] {
-        let (model, encoder) = (model(architecture), encoder(name));
+    for (architecture, name) in [
+        ("qwen2vl", "qwen2vl"),
+        ("gemma3", "gemma3"),
+        ("llama", "idefics3"),
+    ] {
+        let encoder = encoder(name);
+        let model = model_of_width(architecture, encoder.spec().row_width());
         let server = server_with(&model, &encoder, ServeOptions::default());
         let tokenizer = model.tokenizer().unwrap();
         let images = ["rgb", "grey"].map(|name| {
@@ -147,12 +160,17 @@ fn a_prompt_with_images_has_the_text_of_a_session() {
             let image = image.decode().unwrap();
             encoder.pieces(&image, &CancelToken::new()).unwrap()
         });
-        let [first, second] = &images;
-        let texts = [
-            "Look: ".to_owned() + &first.texts[0],
-            [&first.texts[1], " and ", &second.texts[0]].concat(),
-            second.texts[1].clone() + ".",
-        ];
+        let mut texts = vec!["Look: ".to_owned()];
+        for (pieces, after) in images.iter().zip([" and ", "."]) {
+            for (index, text) in pieces.texts.iter().enumerate() {
+                if index > 0 {
+                    texts.push(String::new());
+                }
+                texts.last_mut().unwrap().push_str(text);
+            }
+            texts.last_mut().unwrap().push_str(after);
+        }
+        assert_eq!(texts.len() > 3, name == "idefics3");
         let parts = texts.iter().enumerate();
         let parts = parts.map(|(i, text)| tokenizer.tokenize(text, i == 0, true).unwrap());
         let tiles: Vec<_> = images

@@ -245,8 +245,8 @@ pub(super) const GEMMA3N: Architecture = Architecture {
     },
 };
 
-/// Gemma 4, text only: experts parallel to a dense feed-forward network, per-layer embeddings, and
-/// shared keys and values, if the file has them.
+/// Gemma 4: experts parallel to a dense feed-forward network, per-layer embeddings, and shared keys
+/// and values, if the file has them.
 pub(super) const GEMMA4: Architecture = Architecture {
     name: "gemma4",
     spec: |keys| {
