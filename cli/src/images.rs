@@ -1,6 +1,8 @@
 //! Images in a prompt: flags, and their tokens.
 
+use crate::cpu_args::CpuArgs;
 use crate::failure::{CommandError, CommandResult};
+use crate::setup::ModelSetup;
 use clap::Args;
 use samite::chat::Prompt;
 use samite::llm::{ContextOptions, ImageTokens, Model, PlacedImage, image_marker, place_images};
@@ -74,12 +76,24 @@ impl EncoderArgs {
         }
     }
 
-    /// Plans the encoder on the devices of a model.
-    pub fn plan(&self, devices: Vec<Arc<dyn Device>>) -> Result<Option<EncoderPlan>, EncoderError> {
+    /// Plans the encoder on the devices of a model, if there is one.
+    pub fn plan(
+        &self,
+        setup: &ModelSetup,
+        cpu: &CpuArgs,
+    ) -> CommandResult<Result<Option<EncoderPlan>, EncoderError>> {
+        let Some(path) = &self.mmproj else {
+            return Ok(Ok(None));
+        };
+        let devices = setup.devices.for_model(&setup.placement, cpu)?;
         let options = self.options(devices.into_iter());
-        let plan = self.mmproj.as_ref();
-        plan.map(|path| EncoderPlan::new(path, &options))
-            .transpose()
+        Ok(EncoderPlan::new(path, &options).map(Some))
+    }
+
+    /// Returns the setup of a model beside the encoder: it leaves memory for it.
+    pub fn beside(&self, setup: &ModelSetup, cpu: &CpuArgs) -> CommandResult<ModelSetup> {
+        let plan = self.plan(setup, cpu)?.map_err(CommandError::error)?;
+        Ok(setup.leaving(plan.map_or(0, |plan| plan.bytes())))
     }
 
     /// Loads the encoder to the devices of the model.
@@ -115,12 +129,12 @@ impl ImageArgs {
         !self.image.is_empty()
     }
 
-    /// Plans the encoder of the images on the devices of a model.
-    pub fn plan(&self, devices: Vec<Arc<dyn Device>>) -> CommandResult<Option<EncoderPlan>> {
+    /// Returns the setup of a model beside the encoder of the images.
+    pub fn beside(&self, setup: &ModelSetup, cpu: &CpuArgs) -> CommandResult<ModelSetup> {
         if !self.are_given() {
-            return Ok(None);
+            return Ok(setup.clone());
         }
-        self.encoder.plan(devices).map_err(CommandError::error)
+        self.encoder.beside(setup, cpu)
     }
 
     /// Decodes the images, and loads their encoder to the devices of the model.

@@ -221,11 +221,7 @@ pub fn run(mut args: ChatArgs) -> CommandResult {
     let mut context_options = setup.context_options(&cancel);
     args.cpu.apply(&mut context_options);
     #[cfg(feature = "vision")]
-    let beside = {
-        let devices = setup.devices.for_model(&setup.placement, &args.cpu)?;
-        let plan = args.encoder.plan(devices).map_err(CommandError::error)?;
-        &setup.leaving(plan.map_or(0, |plan| plan.bytes()))
-    };
+    let beside = &args.encoder.beside(&setup, &args.cpu)?;
     #[cfg(not(feature = "vision"))]
     let beside = &setup;
     let model = renewal::load(beside, &args.cpu, &cancel)?;

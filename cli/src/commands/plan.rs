@@ -169,9 +169,8 @@ impl PlanArgs {
         options: &mut ContextOptions,
         cancel: &CancelToken,
     ) -> CommandResult<(ModelSetup, Option<Vec<MemoryUse>>)> {
-        let devices = setup.devices.for_model(&setup.placement, &self.cpu)?;
-        let plan = self.encoder.plan(devices).map_err(CommandError::error)?;
-        let Some(plan) = plan else {
+        let plan = self.encoder.plan(&setup, &self.cpu)?;
+        let Some(plan) = plan.map_err(CommandError::error)? else {
             return Ok((setup, None));
         };
         let model = setup.load_header(&self.cpu, cancel)?;

@@ -226,14 +226,10 @@ impl RunArgs {
         let mut context_options = setup.context_options(&cancel);
         self.cpu.apply(&mut context_options);
         #[cfg(feature = "vision")]
-        let model = {
-            let devices = setup.devices.for_model(&setup.placement, &self.cpu)?;
-            let plan = self.images.plan(devices)?;
-            let bytes = plan.map_or(0, |plan| plan.bytes());
-            renewal::load(&setup.leaving(bytes), &self.cpu, &cancel)
-        };
+        let beside = &self.images.beside(&setup, &self.cpu)?;
         #[cfg(not(feature = "vision"))]
-        let model = renewal::load(&setup, &self.cpu, &cancel);
+        let beside = &setup;
+        let model = renewal::load(beside, &self.cpu, &cancel);
         // Some processes load faster than others.
         let model = ranks::together(ranks::LOADING, model)?;
         let params = self.sampling.params(sampler_params(model.metadata())?)?;

@@ -759,11 +759,7 @@ impl ServeArgs {
     /// Plans the image encoder. One whose projector is not supported is left out with a warning,
     /// because programs that start the server name it with every model that has one.
     fn plan_encoder(&self, setup: &ModelSetup) -> CommandResult<Option<EncoderPlan>> {
-        if self.encoder.path().is_none() {
-            return Ok(None);
-        }
-        let devices = setup.devices.for_model(&setup.placement, &self.cpu)?;
-        match self.encoder.plan(devices) {
+        match self.encoder.plan(setup, &self.cpu)? {
             Err(error @ EncoderError::Unsupported(_)) => {
                 say(format_args!(
                     "warning: --mmproj: {error}; the model is served without images"
