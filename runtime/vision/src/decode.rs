@@ -4,15 +4,20 @@
 use crate::error::{Error, Result};
 use crate::rgb::RgbImage;
 use ::image::codecs::{gif::GifDecoder, jpeg::JpegDecoder, png::PngDecoder, webp::WebPDecoder};
+use ::image::metadata::Orientation;
 use ::image::{DynamicImage, ImageDecoder, ImageFormat, Limits};
 use std::io::Cursor;
 
 /// Default of [`DecodeLimits::pixels`].
 pub const DEFAULT_MAX_PIXELS: u64 = 64 << 20;
 
-/// Bytes of memory for each pixel while an image is decoded: 16 bits for each of four channels,
-/// twice while the image is rotated, and the three bytes of the result.
-const BYTES_PER_PIXEL: u64 = 2 * 8 + 3;
+/// Bytes of memory for each pixel while an image is decoded, besides the decoded channels: what a
+/// decoder keeps itself, at most four, and the three of the result.
+const BYTES_PER_PIXEL: u64 = 4 + 3;
+
+/// Maximum bytes of memory for each pixel: 16 bits for each of four channels, twice while the image
+/// is rotated, and the three of the result.
+const MAX_BYTES_PER_PIXEL: u64 = 2 * 8 + 3;
 
 /// Maximum width and height.
 const MAX_EXTENT: u32 = 65_535;
@@ -38,6 +43,7 @@ impl Default for DecodeLimits {
 /// An encoded image whose header was read.
 pub struct EncodedImage<'a> {
     decoder: Box<dyn ImageDecoder + 'a>,
+    orientation: Orientation,
     size: [u32; 2],
     file_bytes: u64,
 }
@@ -85,9 +91,10 @@ impl<'a> EncodedImage<'a> {
             )));
         }
         let mut memory = Limits::no_limits();
-        memory.max_alloc = Some(limits.pixels.saturating_mul(BYTES_PER_PIXEL));
+        memory.max_alloc = Some(limits.pixels.saturating_mul(MAX_BYTES_PER_PIXEL));
         decoder.set_limits(memory).map_err(named)?;
         Ok(EncodedImage {
+            orientation: decoder.orientation().map_err(named)?,
             decoder,
             size: [width, height],
             file_bytes: bytes.len() as u64,
@@ -103,8 +110,13 @@ impl<'a> EncodedImage<'a> {
     pub fn decoding_bytes(&self) -> u64 {
         let [width, height] = self.size.map(u64::from);
         let pixels = width.saturating_mul(height);
-        let pixels = pixels.saturating_mul(BYTES_PER_PIXEL);
-        pixels.saturating_add(self.file_bytes)
+        // A rotation has a copy of the pixels.
+        let copies = 1 + u64::from(self.orientation != Orientation::NoTransforms);
+        let decoded = self.decoder.total_bytes().saturating_mul(copies);
+        let beside = pixels.saturating_mul(BYTES_PER_PIXEL);
+        decoded
+            .saturating_add(beside)
+            .saturating_add(self.file_bytes)
     }
 
     /// Decodes the image, or the first one of an animation. Applies the EXIF orientation. Drops
@@ -112,11 +124,10 @@ impl<'a> EncodedImage<'a> {
     ///
     /// # Errors
     /// Returns [`Error::Image`] if the file is damaged.
-    pub fn decode(mut self) -> Result<RgbImage> {
-        let named = |error| failed(None, error);
-        let orientation = self.decoder.orientation().map_err(named)?;
-        let mut image = DynamicImage::from_decoder(self.decoder).map_err(named)?;
-        image.apply_orientation(orientation);
+    pub fn decode(self) -> Result<RgbImage> {
+        let image = DynamicImage::from_decoder(self.decoder);
+        let mut image = image.map_err(|error| failed(None, error))?;
+        image.apply_orientation(self.orientation);
         let [width, height] = [image.width() as usize, image.height() as usize];
         RgbImage::new(width, height, rgb(image))
     }

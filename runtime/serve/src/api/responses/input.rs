@@ -112,13 +112,13 @@ impl Messages {
         match kind {
             "message" => {
                 let role = item.required_text("role")?;
-                let content = (format!("{place}.content"), item.value("content"));
+                let (field, content) = (format!("{place}.content"), item.value("content"));
                 if ["system", "developer"].contains(&role) && self.list.is_empty() {
                     // All leading system texts form one system message.
-                    self.system.push(PARTS.read(&content.0, content.1)?);
+                    self.system.push(PARTS.read(&field, content)?);
                     return Ok(());
                 }
-                let said = PARTS.read_content(&content.0, content.1, |_, _| None)?;
+                let said = PARTS.read_content(&field, content, |_, _| None)?;
                 match role {
                     "assistant" => {
                         self.push_assistant(place, json!({"role": role, "content": said}));
