@@ -27,9 +27,13 @@ use crate::{interrupt, log};
 use clap::{ArgAction, Args};
 use samite::CancelToken;
 use samite::chat::ReasoningFormat;
+#[cfg(feature = "hub")]
+use samite::hub::{WebClient, WebHosts};
 use samite::llm::arch::spec::{Pooling, Spec};
 use samite::llm::{Context, ContextOptions, Model, Normalization, fit_to};
 use samite::requests::{Drafter, Engine, EngineOptions, Handle, drive, drive_sleeping};
+#[cfg(feature = "hub")]
+use samite::serve::ImageFetcher;
 use samite::serve::{Embedder, Hub, HubLimits, ServeOptions, TlsFiles, serve};
 use samite::text::{Sampler, SamplerParams};
 use samite::vision::{EncoderPlan, Error as EncoderError, SharedEncoder, VisionSpec};
@@ -177,6 +181,11 @@ struct HttpArgs {
     /// same prompt
     #[arg(long)]
     share_prefixes: bool,
+    /// Fetch images from the http and https URLs of requests, of at most 10 MiB, within 10 seconds:
+    /// from public hosts, or also from those of private networks
+    #[cfg(feature = "hub")]
+    #[arg(long, value_name = "public|all", value_parser = web_hosts)]
+    fetch_images: Option<WebHosts>,
     /// Host names of this server, separated by `,`. Without keys, requests must be for one of them,
     /// a private name such as gpu.local, or an address
     #[arg(
@@ -428,6 +437,22 @@ impl HttpArgs {
         let mut hosts = list(&self.host).into_iter();
         hosts.find(|host| !is_keyed && !is_loopback(host))
     }
+}
+
+#[cfg(feature = "hub")]
+fn web_hosts(text: &str) -> Result<WebHosts, String> {
+    match text {
+        "public" => Ok(WebHosts::Public),
+        "all" => Ok(WebHosts::All),
+        _ => Err("must be public or all".to_owned()),
+    }
+}
+
+#[cfg(feature = "hub")]
+fn image_fetcher(hosts: WebHosts) -> ImageFetcher {
+    const MAX_BYTES: usize = 10 << 20;
+    let client = WebClient::new(hosts, MAX_BYTES as u64);
+    ImageFetcher::new(MAX_BYTES, move |url| client.fetch(url))
 }
 
 fn metrics_name(text: &str) -> Result<String, String> {
@@ -698,6 +723,8 @@ impl ServeArgs {
             write_seconds: u64::from(self.http.write_timeout),
             ping_seconds: u64::try_from(self.http.sse_ping_interval).unwrap_or(0),
             drain_seconds: u64::from(self.http.drain),
+            #[cfg(feature = "hub")]
+            image_fetcher: http.fetch_images.map(image_fetcher),
             predict_path: predict_path(),
             ..ServeOptions::default()
         })

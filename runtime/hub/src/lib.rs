@@ -22,6 +22,7 @@ mod error;
 mod fetch;
 mod listing;
 mod reference;
+mod web;
 
 pub use cache::{Cache, Cached};
 pub use client::{Hub, HubOptions};
@@ -30,3 +31,4 @@ pub use error::{Error, Result};
 pub use fetch::DownloadProgress;
 pub use listing::{Listing, RemoteFile};
 pub use reference::Reference;
+pub use web::{WebClient, WebHosts};

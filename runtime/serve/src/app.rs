@@ -44,6 +44,8 @@ pub struct App {
     /// Turns for compiling grammars: two requests at a time.
     pub(crate) compiling: Arc<Turns>,
     pub(crate) compiled_grammars: CompiledGrammars,
+    /// Turns for fetching images from URLs.
+    pub(crate) fetching: Arc<Turns>,
     /// Turns for decoding images.
     pub(crate) decoding: Arc<Turns>,
     /// Turns of requests for embeddings, and of their batches.
@@ -116,6 +118,7 @@ impl App {
             latencies: Arc::default(),
             compiled_grammars: CompiledGrammars::default(),
             compiling: Turns::new("grammars", 2, 16),
+            fetching: Turns::new("images", 8, 32),
             decoding: Turns::new("images", beside_engine(), 32),
             embedding: Turns::new("embeddings", 8, 1024),
             embedding_batch: Turns::new("embeddings", 1, 1024),

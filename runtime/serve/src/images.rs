@@ -11,10 +11,42 @@ use samite_vision::{
     DecodeLimits, EncodedImage, ImagePieces, MAX_PROFILE_BYTES, SharedEncoder, VisionSpec,
     image_file, image_file_len,
 };
+use std::fmt;
 use std::sync::Arc;
 
 /// Text that stands for an image in the prompt of a native completion, as in llama-server.
 pub const MARKER: &str = "<__media__>";
+
+/// Fetches images from the URLs of requests.
+#[derive(Clone)]
+pub struct ImageFetcher {
+    fetch: Arc<Fetch>,
+    max_bytes: usize,
+}
+
+/// Returns the file at a URL, or the reason why it cannot be fetched.
+type Fetch = dyn Fn(&str) -> Result<Vec<u8>, String> + Send + Sync;
+
+impl ImageFetcher {
+    /// Creates a fetcher of files of at most `max_bytes`.
+    pub fn new(
+        max_bytes: usize,
+        fetch: impl Fn(&str) -> Result<Vec<u8>, String> + Send + Sync + 'static,
+    ) -> Self {
+        ImageFetcher {
+            fetch: Arc::new(fetch),
+            max_bytes,
+        }
+    }
+}
+
+impl fmt::Debug for ImageFetcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImageFetcher")
+            .field("max_bytes", &self.max_bytes)
+            .finish_non_exhaustive()
+    }
+}
 
 /// Tokens of a prompt, with its images.
 #[derive(Clone, Debug)]
@@ -78,12 +110,32 @@ impl PromptImages {
             let message = "has no image: send it as data:image/png;base64,…";
             return Err(ApiError::field(place, message));
         }
-        let _turn = context.decoding.begin_blocking(context.caller.owner)?;
+        let wrong = |error: &dyn fmt::Display| ApiError::field(place, error);
+        let owner = context.caller.owner;
+        let is_remote = url.starts_with("http://") || url.starts_with("https://");
+        let (file_memory, file) = match &context.options.image_fetcher {
+            None if is_remote => {
+                let message = "URLs are not fetched here (--fetch-images): send the image itself, as data:image/png;base64,…";
+                return Err(ApiError::field(place, message));
+            }
+            Some(fetcher) if is_remote => {
+                let memory = context.account.hold(place, fetcher.max_bytes)?;
+                let _turn = context.fetching.begin_blocking(owner)?;
+                let file = (fetcher.fetch)(url);
+                (
+                    memory,
+                    file.map_err(|error| wrong(&format_args!("{url}: {error}")))?,
+                )
+            }
+            _ => {
+                let memory = context.account.hold(place, image_file_len(url.len()))?;
+                (memory, image_file(url).map_err(|error| wrong(&error))?)
+            }
+        };
+        let _turn = context.decoding.begin_blocking(owner)?;
         if context.cancel.is_cancelled() {
             return Err(ApiError::new(499, "the client has disconnected"));
         }
-        let file_memory = context.account.hold(place, image_file_len(url.len()))?;
-        let file = image_file(url).map_err(|error| ApiError::field(place, error))?;
         let image = self.decoded(context, encoder, place, &file)?;
         drop(file_memory);
         self.images.push(image);

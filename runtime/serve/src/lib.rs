@@ -94,6 +94,7 @@ pub use api::plan::plan;
 pub use app::App;
 pub use embedder::Embedder;
 pub use hub::{Hub, HubLimits, Loaded, ServedModel, Source};
+pub use images::ImageFetcher;
 pub use kv_transfer::{KvTransferOptions, TransferSecret};
 pub use library::{FileProgress, Library};
 pub use options::{KvEventSource, ServeOptions, TlsFiles};

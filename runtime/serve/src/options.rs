@@ -1,5 +1,6 @@
 //! Options of a server.
 
+use crate::images::ImageFetcher;
 use crate::kv_transfer::KvTransferOptions;
 use samite_chat::ReasoningFormat;
 use samite_llm::{Adapter, Model, ScaledAdapter};
@@ -115,6 +116,8 @@ pub struct ServeOptions {
     pub reranking: bool,
     /// Seconds that requests in flight may take once the server is stopping.
     pub drain_seconds: u64,
+    /// Fetches images from the URLs of requests, if that is allowed.
+    pub image_fetcher: Option<ImageFetcher>,
     /// Path of the Vertex AI prediction API, if it is enabled.
     pub predict_path: Option<String>,
 }
@@ -198,6 +201,7 @@ impl Default for ServeOptions {
             embeddings: false,
             reranking: false,
             drain_seconds: 30,
+            image_fetcher: None,
             predict_path: None,
         }
     }

@@ -10,7 +10,7 @@ use samite_llm::{
     place_images,
 };
 use samite_requests::{Engine, EngineOptions, drive};
-use samite_serve::{App, Hub, ServeOptions};
+use samite_serve::{App, Hub, ImageFetcher, ServeOptions};
 use samite_text::{Sampler, SamplerParams};
 use samite_vision::{DecodeLimits, EncodedImage, Encoder, EncoderOptions, SharedEncoder};
 use serde_json::{Value, json};
@@ -502,4 +502,29 @@ fn the_memory_of_images_is_charged() {
     let (status, answer) = server.post("/v1/chat/completions", &body);
     assert_eq!(status, 413, "{answer}");
     assert!(answer.to_string().contains("--request-memory"), "{answer}");
+}
+
+#[test]
+fn images_are_fetched_if_that_is_allowed() {
+    const URL: &str = "https://example.com/a.png";
+    let fetch = |url: &str| match url {
+        URL => Ok(bytes("rgb")),
+        _ => Err("no such host".to_owned()),
+    };
+    let options = ServeOptions {
+        image_fetcher: Some(ImageFetcher::new(1 << 20, fetch)),
+        ..ServeOptions::default()
+    };
+    let server = server_with(&model("qwen2vl"), &encoder("qwen2vl"), options);
+    let remote = |url: &str| json!([{"type": "image_url", "image_url": {"url": url}}]);
+    let fetched = chat(&server, remote(URL));
+    assert_eq!(said(&fetched), said(&chat(&server, json!([image("rgb")]))));
+    let body = json!({"messages": [{"role": "user", "content": remote("http://a/b")}]});
+    let (status, answer) = server.post("/v1/chat/completions", &body);
+    let answer = answer.to_string();
+    assert_eq!(status, 400);
+    assert!(answer.contains("http://a/b: no such host"), "{answer}");
+    let body = json!({"messages": [{"role": "user", "content": remote("file:///a")}]});
+    let (_, answer) = server.post("/v1/chat/completions", &body);
+    assert!(answer.to_string().contains("not fetched"), "{answer}");
 }
