@@ -58,7 +58,10 @@ impl WebClient {
     /// success, or a file that is too large.
     pub fn fetch(&self, url: &str) -> Result<Vec<u8>, String> {
         let response = self.agent.get(url).call();
-        let response = response.map_err(|error| error.to_string())?;
+        let response = response.map_err(|error| match error {
+            ureq::Error::Other(error) => error.to_string(),
+            error => error.to_string(),
+        })?;
         let mut file = Vec::new();
         let body = response.into_body().into_reader();
         body.take(self.max_bytes + 1)
