@@ -410,3 +410,22 @@ pub fn json_text(status: u16, text: Bytes) -> Response {
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_of_ended_answers_are_not_encoded() {
+        let encoding = CancelToken::new();
+        let running = Running {
+            readers: Vec::new(),
+            choices: Vec::new(),
+            next: 0,
+            encodings: vec![encoding.clone()],
+        };
+        assert!(!encoding.is_cancelled());
+        drop(running);
+        assert!(encoding.is_cancelled());
+    }
+}
