@@ -380,6 +380,29 @@ fn others_go_on_while_an_image_is_encoded() {
 }
 
 #[test]
+fn parts_of_prompts_do_not_depend_on_when_images_are_encoded() {
+    for architecture in ARCHITECTURES {
+        let steps = |is_late: bool| {
+            let model = model(architecture);
+            let mut engine = engine(&model);
+            let later = Later::default();
+            if is_late {
+                engine.set_request_rows(later.clone());
+            }
+            let reader = submit(&mut engine, prompts(&model)[3].request(6));
+            for _ in 0..3 {
+                run(&mut engine);
+                let is_waiting = !later.0.lock().unwrap().is_empty();
+                is_waiting.then(|| later.encode_next());
+            }
+            assert!(read(reader).end.is_ok());
+            engine.view().totals.steps
+        };
+        assert_eq!(steps(true), steps(false), "{architecture}");
+    }
+}
+
+#[test]
 fn a_request_yields_its_slot_while_its_image_is_encoded() {
     let model = model("qwen2vl");
     let prompts = prompts(&model);

@@ -50,9 +50,10 @@ impl Engine {
         images.end_of_batch(decoded, decoded + active.pending().min(budget)) - decoded
     }
 
-    /// Limits the next `count` tokens of a prompt to those with computed rows, and requests other
-    /// rows. Returns more than `count` if they end within an image that cannot be cut, or 0 if that
-    /// exceeds `room`. Returns `None` if the request failed.
+    /// Limits the next `count` tokens of a prompt to those before the next image, so that parts do
+    /// not depend on when rows are computed, and requests rows. Returns more than `count` if they
+    /// end within an image that cannot be cut, or 0 if that exceeds `room` or rows are missing.
+    /// Returns `None` if the request failed.
     pub(super) fn fit_to_images(&mut self, at: usize, count: usize, room: usize) -> Option<usize> {
         if self.active[at].running.images.is_empty() || count == 0 {
             return Some(count);
@@ -60,25 +61,21 @@ impl Engine {
         self.request_image(at);
         let count = self.next_part(at, count);
         let width = self.context.model().spec().input_width();
-        let active = &mut self.active[at];
-        let (first, end) = (active.decoded, active.decoded + count);
-        // With deterministic results, parts do not depend on when rows are computed.
-        let is_deterministic = self.options.deterministic;
-        let is_needed =
-            |one: &&PlacedImage| one.end() > first && (is_deterministic || one.start < end);
+        let active = &self.active[at];
+        let first = active.decoded;
+        let images = &active.running.images;
+        let next = images.iter().find(|one| one.start > first);
+        let end = next.map_or(first + count, |one| one.start.min(first + count));
+        // With deterministic results, all rows are computed before the first part.
+        let is_needed = |one: &&PlacedImage| {
+            one.end() > first && (one.start < end || self.options.deterministic)
+        };
         let needed = active.running.images.iter().filter(is_needed);
-        let mut ready = end;
+        let mut is_ready = true;
         let mut failure = None;
         for one in needed {
             match one.image.computed_rows() {
-                None => {
-                    ready = if is_deterministic {
-                        first
-                    } else {
-                        one.start.max(first)
-                    };
-                    break;
-                }
+                None => is_ready = false,
                 Some(Ok(rows)) if rows.len() == one.image.len() * width => {}
                 Some(Ok(rows)) => {
                     failure = Some(format!(
@@ -86,20 +83,16 @@ impl Engine {
                         rows.len(),
                         one.image.len()
                     ));
-                    break;
                 }
-                Some(Err(error)) => {
-                    failure = Some(format!("an image cannot be encoded: {error}"));
-                    break;
-                }
+                Some(Err(error)) => failure = Some(format!("an image cannot be encoded: {error}")),
             }
         }
         if let Some(message) = failure {
             self.fail(at, FailureKind::Device, message);
             return None;
         }
-        active.awaits_image = ready == first;
-        let count = ready - first;
+        self.active[at].awaits_image = !is_ready;
+        let count = if is_ready { end - first } else { 0 };
         let room = room.min(self.context.options().n_batch - self.batch.len());
         Some(if count > room { 0 } else { count })
     }
