@@ -783,21 +783,16 @@ impl ServeArgs {
         context
     }
 
-    /// Plans the image encoder. One whose projector is not supported is left out with a warning,
-    /// because programs that start the server name it with every model that has one.
+    /// Plans the image encoder, if its projector is supported.
     fn plan_encoder(&self, setup: &ModelSetup) -> CommandResult<Option<EncoderPlan>> {
         match self.encoder.plan(setup, &self.cpu)? {
-            Err(error @ EncoderError::Unsupported(_)) => {
-                say(format_args!(
-                    "warning: --mmproj: {error}; the model is served without images"
-                ));
-                Ok(None)
-            }
+            Err(EncoderError::Unsupported(_)) => Ok(None),
             plan => plan.map_err(CommandError::error),
         }
     }
 
-    /// Loads the image encoder, if its projector is supported.
+    /// Loads the image encoder. One whose projector is not supported is left out with a warning,
+    /// because programs that start the server name it with every model that has one.
     fn load_encoder(
         &self,
         setup: &ModelSetup,
@@ -805,7 +800,12 @@ impl ServeArgs {
     ) -> CommandResult<Option<SharedEncoder>> {
         let threads = self.context_options(setup).threads_batch;
         match self.encoder.load(model, threads) {
-            Err(EncoderError::Unsupported(_)) => Ok(None),
+            Err(error @ EncoderError::Unsupported(_)) => {
+                say(format_args!(
+                    "warning: --mmproj: {error}; the model is served without images"
+                ));
+                Ok(None)
+            }
             encoder => encoder.map_err(CommandError::error),
         }
     }
