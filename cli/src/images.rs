@@ -63,6 +63,7 @@ pub struct PromptImages {
 
 impl EncoderArgs {
     /// Returns the file of the encoder.
+    #[cfg(feature = "serve")]
     pub fn path(&self) -> Option<&Path> {
         self.mmproj.as_deref()
     }
