@@ -508,11 +508,11 @@ impl Chat {
     /// Removes the oldest questions and answers if there is no room for an answer, until a quarter
     /// of the context is free or only one question is left. Returns the removed messages and their
     /// position.
-    fn make_room(&mut self) -> CommandResult<(usize, Vec<Message>)> {
+    fn make_room(&mut self) -> (usize, Vec<Message>) {
         let n_ctx = self.talk.context().n_ctx();
-        let mut length = self.length()?;
+        let mut length = self.length();
         if length <= n_ctx / 8 * 7 {
-            return Ok((0, Vec::new()));
+            return (0, Vec::new());
         }
         let (mut place, mut left_out) = (0, Vec::new());
         let mut count = 0;
@@ -526,12 +526,12 @@ impl Chat {
             place = first;
             left_out.extend(self.talk.messages.drain(first..second));
             count += 1;
-            length = self.length()?;
+            length = self.length();
         }
         if length > n_ctx {
             // The last question alone is too long.
             self.talk.messages.splice(place..place, left_out);
-            return Ok((0, Vec::new()));
+            return (0, Vec::new());
         }
         if count > self.left_out && !self.is_quiet {
             say(format_args!(
@@ -541,19 +541,19 @@ impl Chat {
             ));
         }
         self.left_out = count;
-        Ok((place, left_out))
+        (place, left_out)
     }
 
     /// Returns the number of tokens of the conversation, or 0 if the template rejects it; the
     /// answer reports that error.
-    fn length(&mut self) -> CommandResult<usize> {
-        Ok(self.talk.prompt_len().unwrap_or(0))
+    fn length(&mut self) -> usize {
+        self.talk.prompt_len().unwrap_or(0)
     }
 
     /// Answers the messages. Returns whether that was possible. Keeps all messages, including those
     /// for which the context has no room.
     fn answer(&mut self) -> CommandResult<bool> {
-        let (place, left_out) = self.make_room()?;
+        let (place, left_out) = self.make_room();
         let answered = self.answer_shown();
         self.talk.messages.splice(place..place, left_out);
         answered
